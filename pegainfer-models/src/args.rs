@@ -2,13 +2,15 @@
 
 use crate::speculative;
 use clap::{Args, ValueEnum};
+use pegainfer_core::engine::{Fault, FaultKind};
 use pegainfer_core::exec::Activations;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_runtime::{AtLoad, Overrides};
-use pegainfer_terminal::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seconds};
+use pegainfer_runtime::{AtLoad, LoraOptions, Overrides};
+use pegainfer_terminal::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_gib, parse_seconds};
 use serde_json::Value;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Flags of all commands that load a model.
@@ -21,6 +23,12 @@ pub struct EngineArgs {
     /// Branch, tag or commit of a Hugging Face id, the same as ID@REVISION [default: main]
     #[arg(long, value_name = "REVISION")]
     pub revision: Option<String>,
+    /// PEM file with the certificate authorities of a Hugging Face mirror, instead of Mozilla's and SSL_CERT_FILE's
+    #[arg(long, value_name = "FILE")]
+    pub hub_ca: Option<PathBuf>,
+    /// What the model is for; auto: embed if the checkpoint has the pooling of sentence-transformers, else generate
+    #[arg(long, value_enum, default_value_t)]
+    pub task: TaskArg,
     /// Device to run on: auto, cpu, cuda, cuda:N for GPU N, counted from 0, or cuda:N,M,… for these GPUs in this order
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
@@ -32,8 +40,8 @@ pub struct EngineArgs {
     /// prefix, or the least work (docs/operations/data-parallel.md). On a CPU the engines share the threads
     #[arg(long, alias = "dp", value_name = "N", default_value = "1")]
     pub data_parallel_size: NonZeroUsize,
-    /// For tests: engine I of --data-parallel-size loses its device after N steps
-    #[arg(long, value_name = "I:N", value_parser = parse_lost_engine)]
+    /// For tests: engine I of --data-parallel-size loses its device after N steps, or does not end the next one (I:N:stuck)
+    #[arg(long, value_name = "I:N[:stuck]", value_parser = parse_lost_engine)]
     pub lose_engine: Option<LostEngine>,
     /// For development: time rank 0 of N alone on one GPU, without the other ranks; the output is meaningless
     #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]
@@ -70,6 +78,14 @@ pub struct EngineArgs {
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
+    /// Host memory for copies of KV blocks, in GiB or with a unit such as 512M: prompts that the KV cache has evicted
+    /// are loaded from there (docs/operations/kv-tiers.md). Qwen3 and Qwen3.5 on the CPU
+    #[arg(long, value_name = "GIB", value_parser = parse_gib)]
+    pub kv_offloading_size: Option<u64>,
+    /// File for more copies of KV blocks, which the next start finds again, and its size, such as /nvme/kv:200G; needs
+    /// --kv-offloading-size. Qwen3 on the CPU
+    #[arg(long, value_name = "FILE:GIB", value_parser = parse_kv_disk)]
+    pub kv_disk: Option<(PathBuf, u64)>,
     /// Qwen3.5 and DeepSeek-V4: memory for snapshots of state, which their prefix cache needs; 0 switches that cache off
     /// [default: 1G on the CPU, a twentieth of a GPU's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
@@ -91,12 +107,26 @@ pub struct EngineArgs {
     /// dspark by layers of DeepSeek-V4 (0731)
     #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
     pub speculative_config: Option<Speculation>,
+    /// Serve LoRA adapters next to the model; requests name them as `model` (docs/models/lora.md). On the CPU; Qwen3 and
+    /// Qwen3.5
+    #[arg(long)]
+    pub enable_lora: bool,
+    /// Maximum number of distinct adapters in one step; the device has memory for each
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub max_loras: u16,
+    /// Maximum rank of an adapter; each has memory for it
+    #[arg(long, value_name = "RANK", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub max_lora_rank: u16,
     /// Number of CPU threads of all engines together [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
     pub load_format: LoadFormat,
+    /// With --load-format dummy and a model with experts: the router of each layer sends about a third of the tokens to
+    /// expert 0, to measure uneven routing
+    #[arg(long)]
+    pub dummy_router_skew: bool,
     /// Extend the context with YaRN, instead of config.json's rope_scaling: {"rope_type": "yarn", "factor": 4.0,
     /// "original_max_position_embeddings": 32768}. Qwen3 and Qwen3.5
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
@@ -113,9 +143,24 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// Bytes of host memory for copies of KV blocks: an engine's share.
+    pub fn kv_offloading(&self) -> Option<u64> {
+        self.kv_offloading_size.map(|bytes| bytes / self.data_parallel_size.get() as u64)
+    }
+
+    /// Slots for adapters, if they are enabled.
+    pub fn lora(&self) -> Option<LoraOptions> {
+        let options = LoraOptions { max_loras: self.max_loras.into(), max_rank: self.max_lora_rank.into() };
+        self.enable_lora.then_some(options)
+    }
+
     /// The changes that the flags make to config.json.
     pub fn overrides(&self) -> Overrides {
-        Overrides { rope_scaling: self.rope_scaling.clone(), ..self.formats.overrides() }
+        Overrides {
+            rope_scaling: self.rope_scaling.clone(),
+            router_skew: self.dummy_router_skew,
+            ..self.formats.overrides()
+        }
     }
 }
 
@@ -188,6 +233,20 @@ impl QuantizationArg {
 }
 
 /// Source of the weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum TaskArg {
+    /// What the files of the checkpoint say.
+    #[default]
+    Auto,
+    /// Text.
+    Generate,
+    /// A vector for a text: /v1/embeddings.
+    Embed,
+    /// A score for a query and a document: /v1/rerank.
+    Rerank,
+}
+
+/// Where weights come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormat {
     /// The checkpoint's safetensors.
@@ -210,8 +269,8 @@ pub enum LogFormat {
 pub struct LostEngine {
     /// Its number.
     pub engine: usize,
-    /// Number of steps that it runs.
-    pub after: u64,
+    /// What happens to it.
+    pub fault: Fault,
 }
 
 /// Device to run on.
@@ -233,12 +292,16 @@ fn parse_object(text: &str) -> Result<Value, String> {
     if value.is_object() { Ok(value) } else { Err(format!("{value} is not a JSON object")) }
 }
 
-/// Parses `I:N`.
+/// Parses `I:N` or `I:N:stuck`.
 fn parse_lost_engine(text: &str) -> Result<LostEngine, String> {
-    let parts = text.split_once(':').and_then(|(engine, after)| Some((engine.parse().ok()?, after.parse().ok()?)));
+    let (numbers, kind) = match text.strip_suffix(":stuck") {
+        Some(numbers) => (numbers, FaultKind::Stuck),
+        None => (text, FaultKind::Lost),
+    };
+    let parts = numbers.split_once(':').and_then(|(engine, after)| Some((engine.parse().ok()?, after.parse().ok()?)));
     let (engine, after) =
         parts.ok_or_else(|| format!("{text:?} is not an engine and a number of steps, such as 1:50"))?;
-    Ok(LostEngine { engine, after })
+    Ok(LostEngine { engine, fault: Fault { after, kind } })
 }
 
 /// Parses `auto`, `cpu`, `cuda`, `cuda:N` or `cuda:N,M`.
@@ -256,6 +319,14 @@ fn parse_device(text: &str) -> Result<DeviceArg, String> {
         }
         Some(("cuda", ordinal)) => ordinal.parse().map(DeviceArg::Cuda).map_err(|_| wrong()),
         _ => Err(wrong()),
+    }
+}
+
+/// FILE:GIB, where GIB may have a unit.
+fn parse_kv_disk(text: &str) -> Result<(PathBuf, u64), String> {
+    match text.rsplit_once(':') {
+        Some((path, size)) if !path.is_empty() => Ok((PathBuf::from(path), parse_gib(size)?)),
+        _ => Err("write a path and a size, such as /nvme/kv:200G".to_owned()),
     }
 }
 

@@ -89,7 +89,22 @@ pub fn record_rank(dir: &Path, overrides: &Overrides, ranks: usize, step: Unifor
 
 /// Capacity of an engine for the model in `dir` on a GPU with `bytes` bytes, which this machine need not have.
 pub fn gpu_fit(dir: &Path, args: &EngineArgs, bytes: u64) -> Result<GpuFit> {
-    (detect::detect(dir)?.gpu_fit)(dir, args, bytes)
+    (detect::detect(dir)?.fit)(dir, args, Some(bytes))
+}
+
+/// Capacity of an engine for the model in `dir` on this machine's CPU.
+pub fn cpu_fit(dir: &Path, args: &EngineArgs) -> Result<GpuFit> {
+    (detect::detect(dir)?.fit)(dir, args, None)
+}
+
+/// Bytes that the engines of the model in `dir` take with these flags, on all devices together: weights, KV cache, state
+/// and a step.
+pub fn memory(dir: &Path, args: &EngineArgs) -> Result<u64> {
+    let (family, engines) = (detect::detect(dir)?, args.data_parallel_size.get() as u64);
+    let Some(gpus) = chosen_gpus(&args.device)? else { return Ok((family.fit)(dir, args, None)?.used() * engines) };
+    let total = pegainfer_core::cuda::device_memory(gpus[0]).context("the memory of a GPU is unknown")?;
+    let ranks = args.tensor_parallel_size.or(args.loop_back_ranks).map_or(1, usize::from) as u64;
+    Ok((family.fit)(dir, args, Some(total))?.used() * ranks * engines)
 }
 
 /// The device of a ledger.
@@ -106,17 +121,7 @@ pub fn open_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<Ope
 
 /// The devices of each engine set by the flags for the model in `dir`.
 fn open_devices(family: &Family, dir: &Path, args: &EngineArgs) -> Result<Vec<OpenDevice>> {
-    let gpus = match (&args.device, cuda::available()) {
-        (DeviceArg::Cuda(_) | DeviceArg::Gpus(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
-        (DeviceArg::Cuda(first), Ok(count)) => listed_gpus(&(*first..count.max(first + 1)).collect::<Vec<_>>(), count)?,
-        (DeviceArg::Gpus(gpus), Ok(count)) => listed_gpus(gpus, count)?,
-        (DeviceArg::Auto, Ok(count)) => (0..count).collect(),
-        (DeviceArg::Auto, Err(why)) => {
-            log::debug!("running on the CPU: {why}");
-            return open_cpu(args);
-        }
-        (DeviceArg::Cpu, _) => return open_cpu(args),
-    };
+    let Some(gpus) = chosen_gpus(&args.device)? else { return open_cpu(args) };
     let sizes = (args.data_parallel_size.get(), args.tensor_parallel_size);
     let mut devices = data_parallel::open_gpus(&gpus, sizes, |gpus, ranks| {
         open_gpus(gpus, (family, dir, &EngineArgs { tensor_parallel_size: ranks, ..args.clone() }))
@@ -125,6 +130,23 @@ fn open_devices(family: &Family, dir: &Path, args: &EngineArgs) -> Result<Vec<Op
         data_parallel::check_same_cards(&mut devices)?;
     }
     Ok(devices)
+}
+
+/// The GPUs that `--device` allows, in order; `None` for the CPU.
+pub(crate) fn chosen_gpus(device: &DeviceArg) -> Result<Option<Vec<usize>>> {
+    Ok(match (device, cuda::available()) {
+        (DeviceArg::Cuda(_) | DeviceArg::Gpus(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
+        (DeviceArg::Cuda(first), Ok(count)) => {
+            Some(listed_gpus(&(*first..count.max(first + 1)).collect::<Vec<_>>(), count)?)
+        }
+        (DeviceArg::Gpus(gpus), Ok(count)) => Some(listed_gpus(gpus, count)?),
+        (DeviceArg::Auto, Ok(count)) => Some((0..count).collect()),
+        (DeviceArg::Auto, Err(why)) => {
+            log::debug!("running on the CPU: {why}");
+            None
+        }
+        (DeviceArg::Cpu, _) => None,
+    })
 }
 
 /// The GPUs of `--device` on a machine with `count` GPUs.

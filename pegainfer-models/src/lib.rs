@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`args`]: the flags of all commands that load a model. [`speculative`]: the settings of `--speculative-config`.
-//! - [`model_path`], [`bundled`]: the directory of a checkpoint.
+//! - [`model_path`], [`bundled`], `model_dir`: the directory of a checkpoint. [`weight_memory`]: whether its weights fit.
 //! - [`detect`]: the registry of model families, and the family of a directory. [`mod@engine`]: starts its engine.
 //! - [`engine_grammar`]: pegainfer-text's grammars in the form that an engine uses.
 //!
@@ -40,7 +40,9 @@ pub mod detect;
 pub mod engine;
 pub mod engine_grammar;
 mod load;
+mod model_dir;
 pub mod model_path;
 pub mod speculative;
+pub mod weight_memory;
 
 pub use load::{LoadedModel, load};

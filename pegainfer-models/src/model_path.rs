@@ -1,70 +1,71 @@
 //! Resolves `--model-path` to a directory.
 
 use crate::args::{EngineArgs, LoadFormat};
+use crate::weight_memory::WeightMemory;
 use crate::{bundled, detect};
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use pegainfer_hub::{Hub, HubError};
+use anyhow::{Result, anyhow, bail, ensure};
+use clap::Parser;
+use pegainfer_hub::{Hub, HubError, Known};
 use pegainfer_runtime::Overrides;
-use serde_json::Value;
-use std::fmt;
 use std::path::{Path, PathBuf};
-use tempfile::TempDir;
+use std::sync::OnceLock;
 
-/// Directory or GGUF file of a checkpoint, which has to exist until the checkpoint is loaded.
-pub struct ModelDir {
-    /// Path of the directory or GGUF file.
-    pub dir: PathBuf,
-    /// Hugging Face id of a downloaded checkpoint.
-    pub hub_id: Option<String>,
-    /// Name of the checkpoint, if it differs from the path's.
-    name: Option<String>,
-    /// Temporary files, removed with this value.
-    _temporary: Option<TempDir>,
+pub use crate::model_dir::{ModelDir, from_config};
+
+/// Which files are downloaded, and what is refused before.
+struct Wanted<'a> {
+    overrides: &'a Overrides,
+    weights: bool,
+    /// Checks the text of config.json and the bytes of the files against the memory for the weights.
+    memory: &'a (dyn Fn(&str, u64) -> Result<(), String> + Sync),
+    /// See `--hub-ca`.
+    hub_ca: Option<&'a Path>,
 }
 
-impl fmt::Display for ModelDir {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.name {
-            Some(name) => name.fmt(f),
-            None => self.dir.display().fmt(f),
-        }
-    }
-}
-
-/// Finds the checkpoint, downloading it if `--model-path` is a Hugging Face id.
+/// Finds the checkpoint. If `--model-path` is a Hugging Face id, it is downloaded, unless its weights do not fit the
+/// memory of the devices that the flags choose.
 pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
     let given = with_revision(args.model_path.as_deref(), args.revision.as_deref())?;
-    find(given.as_deref(), args.load_format == LoadFormat::Auto, &args.overrides())
+    let overrides = args.overrides();
+    let memory = |config: &str, bytes| match WeightMemory::chosen(args).map_err(|error| format!("{error:#}"))? {
+        Some(memory) => memory.check(config, bytes, &overrides),
+        None => Ok(()),
+    };
+    let weights = args.load_format == LoadFormat::Auto;
+    let hub_ca = args.hub_ca.as_deref();
+    find(given.as_deref(), &Wanted { overrides: &overrides, weights, memory: &memory, hub_ca })
 }
 
-/// Downloads the model with this Hugging Face id, and returns its directory or GGUF file.
-pub fn pull(id: &str, revision: Option<&str>) -> Result<PathBuf> {
+/// Downloads the model with this Hugging Face id, and returns its directory or GGUF file. A model that is too large for
+/// this machine may be for another one, and is only warned of.
+pub fn pull(id: &str, revision: Option<&str>, hub_ca: Option<&Path>) -> Result<PathBuf> {
     let id = with_revision(Some(id), revision)?.unwrap_or_default();
     ensure!(is_hub_id(&id), "{id} is not a Hugging Face id such as Qwen/Qwen3-0.6B");
-    Ok(download(&id, true, &Overrides::default())?)
+    let overrides = Overrides::default();
+    let memory = |config: &str, bytes| {
+        let here = WeightMemory::chosen(&Defaults::parse_from(["pull"]).engine).ok().flatten();
+        if let Some(Err(why)) = here.map(|memory| memory.check(config, bytes, &overrides)) {
+            log::warn!("{id} cannot be served on this machine: {why}");
+        }
+        Ok(())
+    };
+    Ok(download(&id, &Wanted { overrides: &overrides, weights: true, memory: &memory, hub_ca })?)
+}
+
+/// The engine's flags, for their defaults.
+#[derive(Parser)]
+struct Defaults {
+    #[command(flatten)]
+    engine: EngineArgs,
 }
 
 /// Like [`resolve`], for commands without weights: these are not downloaded.
 pub fn resolve_config(model_path: Option<&str>) -> Result<ModelDir> {
-    find(model_path, false, &Overrides::default())
+    find(model_path, &Wanted { overrides: &Overrides::default(), weights: false, memory: &|_, _| Ok(()), hub_ca: None })
 }
 
-/// A directory with the config.json of the model `name`, for commands without weights.
-pub fn from_config(config: &Value, name: &str) -> Result<ModelDir> {
-    let parent = std::env::temp_dir();
-    let written = || -> std::io::Result<TempDir> {
-        let temporary = tempfile::Builder::new().prefix("pegainfer-").tempdir_in(&parent)?;
-        std::fs::write(temporary.path().join("config.json"), config.to_string())?;
-        Ok(temporary)
-    };
-    let unwritable = || format!("{} cannot be written: set TMPDIR to another directory", parent.display());
-    let temporary = written().with_context(unwritable)?;
-    let (dir, name) = (temporary.path().to_owned(), Some(name.to_owned()));
-    Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(temporary) })
-}
-
-fn find(model_path: Option<&str>, weights: bool, overrides: &Overrides) -> Result<ModelDir> {
-    let Some(given) = model_path else {
+fn find(model_path: Option<&str>, wanted: &Wanted<'_>) -> Result<ModelDir> {
+    let Some(given) = model_path.filter(|given| !is_bundled(given)) else {
         let files = bundled::write()?;
         let (dir, name) = (files.path().join(bundled::NAME), Some(format!("the bundled {}", bundled::NAME)));
         return Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(files) });
@@ -81,7 +82,7 @@ fn find(model_path: Option<&str>, weights: bool, overrides: &Overrides) -> Resul
             "--model-path {given} is neither a directory, a .gguf file nor a Hugging Face id such as Qwen/Qwen3-0.6B"
         );
     }
-    let dir = download(given, weights, overrides).map_err(|error| match error {
+    let dir = download(given, wanted).map_err(|error| match error {
         // It may also be a misspelt path.
         HubError::NotFound { .. } | HubError::Unreachable { .. } | HubError::Offline { .. } => {
             anyhow!("{error}; and there is no directory {given} here")
@@ -91,8 +92,20 @@ fn find(model_path: Option<&str>, weights: bool, overrides: &Overrides) -> Resul
     Ok(ModelDir { dir, hub_id: Some(given.to_owned()), name: None, _temporary: None })
 }
 
-fn download(id: &str, weights: bool, overrides: &Overrides) -> Result<PathBuf, HubError> {
-    Hub::from_env().fetch(id, weights, &|config| check(config, overrides))
+fn download(id: &str, wanted: &Wanted<'_>) -> Result<PathBuf, HubError> {
+    let Wanted { overrides, weights, memory, hub_ca } = *wanted;
+    let config = OnceLock::new();
+    let mut hub = Hub::from_env();
+    hub.ca_file = hub_ca.map(Path::to_owned).or(hub.ca_file);
+    hub.fetch(id, weights, &|known| match known {
+        Known::Config(text) => {
+            check(text, overrides)?;
+            // GGUF files in several parts have one configuration.
+            let _ = config.set(text.to_owned());
+            Ok(())
+        }
+        Known::Bytes(bytes) => memory(config.get().map_or("", String::as_str), bytes),
+    })
 }
 
 /// The id with the revision of `--revision`.
@@ -110,6 +123,11 @@ fn with_revision(model: Option<&str>, revision: Option<&str>) -> Result<Option<S
 fn check(config: &str, overrides: &Overrides) -> Result<(), String> {
     let family = detect::in_config(config, "config.json".into()).map_err(|error| error.to_string())?;
     (family.check)(config, overrides).map_err(|error| format!("{error:#}"))
+}
+
+/// True for the name of the bundled model, unless there is a directory of that name.
+fn is_bundled(given: &str) -> bool {
+    given == bundled::NAME && !Path::new(given).exists()
 }
 
 /// True for a file with the extension of GGUF.

@@ -39,6 +39,7 @@ impl World {
             max_num_mixed_tokens: CHUNK,
             speculation: None,
             eos_token_ids: vec![],
+            max_loras: 0,
         };
         let blocks = (CONTEXT + ROWS * (PROMPT + DECODES + CHUNK)) / BLOCK_TOKENS;
         let mut scheduler = Scheduler::new(config, BlockPool::new(blocks, BLOCK_TOKENS), ());

@@ -4,6 +4,8 @@
 use super::decoder::DecoderShape;
 use super::decoder_workspace::{AttentionScratch, DecoderWorkspace};
 use super::inputs::Inputs;
+use super::lora::{Adapters, Projection, adapted_linear};
+use super::projection_source::ProjectionSource;
 use super::quantization::{Quantization, load_projection};
 use super::sampled_rows::SampledRows;
 use pegainfer_core::exec::Exec;
@@ -39,7 +41,22 @@ impl Attention {
         quantization: Option<&Quantization>,
         norm: impl Fn(&mut Loader<'_>, String, usize) -> Result<Tensor, WeightsError>,
     ) -> Result<Self, WeightsError> {
-        let DecoderShape { hidden, heads, all_heads, gated, shard, .. } = shape;
+        let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
+        let width = shape.heads.head_dim;
+        let [qkv, o] = Self::sources(prefix, &shape);
+        let title = &o.parts[0].name;
+        Ok(Self {
+            qkv: load_projection(loader, quantization, &name("qkv_proj"), &qkv.parts, qkv.columns)?,
+            q_norm: norm(loader, name("q_norm"), width)?,
+            k_norm: norm(loader, name("k_norm"), width)?,
+            o: load_projection(loader, quantization, title, &o.parts, o.columns.clone())?,
+            shape,
+        })
+    }
+
+    /// Where the rows of `qkv` and `o` are in the checkpoint, for the layer with this tensor name `prefix`.
+    pub fn sources(prefix: &str, shape: &DecoderShape) -> [ProjectionSource; 2] {
+        let DecoderShape { hidden, heads, all_heads, gated, shard, .. } = *shape;
         let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
         let rows = |tail: &str, heads: usize, held: Range<usize>, width: usize| SourceTensor {
             name: name(tail),
@@ -47,20 +64,14 @@ impl Attention {
             part: held.start * width..held.end * width,
         };
         let (q, kv, width) = (all_heads.heads, all_heads.kv_heads, heads.head_dim);
-        let qkv = [
+        let qkv = vec![
             rows("q_proj", q, shard.part(q), if gated { 2 * width } else { width }),
             rows("k_proj", kv, shard.part_or_copy(kv), width),
             rows("v_proj", kv, shard.part_or_copy(kv), width),
         ];
-        let out = [SourceTensor::whole(name("o_proj"), hidden)];
+        let out = vec![SourceTensor::whole(name("o_proj"), hidden)];
         let columns = Columns { stored: all_heads.q_width(), part: shard.part(all_heads.q_width()) };
-        Ok(Self {
-            qkv: load_projection(loader, quantization, &name("qkv_proj"), &qkv, hidden)?,
-            q_norm: norm(loader, name("q_norm"), heads.head_dim)?,
-            k_norm: norm(loader, name("k_norm"), heads.head_dim)?,
-            o: load_projection(loader, quantization, &out[0].name, &out, columns)?,
-            shape,
-        })
+        [ProjectionSource { parts: qkv, columns: hidden.into() }, ProjectionSource { parts: out, columns }]
     }
 
     /// Weights of the norms of queries and of keys.
@@ -77,17 +88,22 @@ impl Attention {
         kv: &mut KvLayer,
         (inputs, step): (&Inputs, &Step<R>),
         rows: SampledRows,
+        mut adapters: Option<&mut Adapters<'_>>,
     ) -> Result<(), OpError> {
+        // Adapters read what the output projection reads, in bf16.
+        let next = adapters.is_none().then_some(&self.o);
         match rows {
-            SampledRows::All => self.attend_all(exec, work, kv, (inputs, step), Some(&self.o)),
-            SampledRows::None => self.project(exec, work, kv, inputs),
+            SampledRows::All => self.attend_all(exec, work, kv, (inputs, step), next, adapters),
+            SampledRows::None => self.project(exec, work, kv, inputs, adapters),
             SampledRows::RowEnds => {
-                self.project(exec, work, kv, inputs)?;
+                self.project(exec, work, kv, inputs, adapters.as_deref_mut())?;
                 work.gather_queries(exec, &inputs.sample_rows)?;
-                self.attend(exec, &mut work.attention, kv, &inputs.sampled_attention(step), Some(&self.o))
+                adapters.into_iter().for_each(Adapters::gather);
+                self.attend(exec, &mut work.attention, kv, &inputs.sampled_attention(step), next)
             }
             SampledRows::Some => {
-                self.attend_all(exec, work, kv, (inputs, step), None)?;
+                self.attend_all(exec, work, kv, (inputs, step), None, adapters.as_deref_mut())?;
+                adapters.into_iter().for_each(Adapters::gather);
                 work.gather_outputs(exec, &inputs.sample_rows)
             }
         }
@@ -101,15 +117,16 @@ impl Attention {
         kv: &mut KvLayer,
         (inputs, step): (&Inputs, &Step<R>),
         next: Option<&Matrix>,
+        adapters: Option<&mut Adapters<'_>>,
     ) -> Result<(), OpError> {
         let batch = inputs.attention(step);
         if step.queries().1 > 1 {
-            self.project(exec, work, kv, inputs)?;
+            self.project(exec, work, kv, inputs, adapters)?;
             return self.attend(exec, &mut work.attention, kv, &batch, next);
         }
         let AttentionScratch { rope, qkv, q, attended, .. } = &mut work.attention;
         let (heads, out) = (self.heads(rope, inputs), attended.input_of(next));
-        ops::linear(exec, &work.activations.normed, &self.qkv, qkv)?;
+        adapted_linear(exec, (&work.activations.normed, &self.qkv), Projection::Input, adapters, qkv)?;
         match self.shape.gated {
             true => ops::gated_decode_attention(exec, qkv, &heads, &batch, kv.both_mut(), q, out),
             false => ops::decode_attention(exec, qkv, &heads, &batch, kv.both_mut(), q, out),
@@ -123,10 +140,11 @@ impl Attention {
         work: &mut DecoderWorkspace,
         kv: &mut KvLayer,
         inputs: &Inputs,
+        adapters: Option<&mut Adapters<'_>>,
     ) -> Result<(), OpError> {
         let AttentionScratch { rope, qkv, q, .. } = &mut work.attention;
-        let (heads, normed) = (self.heads(rope, inputs), &work.activations.normed);
-        ops::linear(exec, normed, &self.qkv, qkv)?;
+        let heads = self.heads(rope, inputs);
+        adapted_linear(exec, (&work.activations.normed, &self.qkv), Projection::Input, adapters, qkv)?;
         match self.shape.gated {
             true => ops::gated_qk_norm_rope_write_kv(exec, qkv, &heads, q, kv.both_mut()),
             false => ops::qk_norm_rope_write_kv(exec, qkv, &heads, q, kv.both_mut()),

@@ -4,6 +4,7 @@ use super::block_shape::BlockShape;
 use super::fit::Demand;
 use super::load_error::LoadError;
 use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
+use super::lora::LoraOptions;
 use super::model_info::{ModelBytes, ModelInfo};
 use pegainfer_core::engine::options::{check_step, context_len, max_pool_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
@@ -66,6 +67,8 @@ pub struct Bounds {
     pub graphs: bool,
     /// Drafts by the model are ids below this.
     pub draft_vocab_size: Option<usize>,
+    /// Slots for adapters, if enabled.
+    pub lora: Option<LoraOptions>,
 }
 
 impl Bounds {
@@ -81,6 +84,7 @@ impl Bounds {
             drafts: 0,
             graphs: false,
             draft_vocab_size: None,
+            lora: None,
         }
     }
 
@@ -141,6 +145,7 @@ impl Bounds {
             drafts: options.drafts(),
             graphs: options.cuda_graph,
             draft_vocab_size: options.speculation.as_ref().and_then(|speculation| speculation.draft_vocab_size),
+            lora: options.lora,
         })
     }
 

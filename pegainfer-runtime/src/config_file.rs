@@ -47,12 +47,12 @@ pub enum ConfigError {
         served: &'static str,
     },
     /// A flag that does not fit the model.
-    #[error("{flag}: {family} takes the formats and positions of its checkpoint; leave the flag out")]
+    #[error("{flag}: {reason}; leave the flag out")]
     Flag {
         /// The flag.
         flag: &'static str,
-        /// The model family, as messages call it.
-        family: &'static str,
+        /// What the model has or lacks.
+        reason: String,
     },
 }
 
@@ -79,6 +79,9 @@ pub struct ConfigFile {
 /// Types of a model, as `dtype` and `torch_dtype` name them.
 const DTYPES: [&str; 3] = ["bfloat16", "float16", "float32"];
 
+/// The flag of [`Overrides::router_skew`].
+const SKEW: &str = "--dummy-router-skew";
+
 /// Changes of a configuration by the user's flags.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
@@ -90,6 +93,8 @@ pub struct Overrides {
     pub rope_scaling: Option<Value>,
     /// Activations of GEMMs with group-quantised weights: `--exact-activations`, `--fp8-prompts`.
     pub activations: Activations,
+    /// True if dummy routers send a third of the tokens to one expert: `--dummy-router-skew`.
+    pub router_skew: bool,
     /// True if the layers that draft are loaded (multi-token prediction). Set by [`load`](super::load()) from
     /// `--speculative-config`.
     pub mtp: bool,
@@ -156,6 +161,15 @@ impl ConfigFile {
         Self::new(files.path(name), &text, self.family).map(|file| Some(file.root).filter(Value::is_object))
     }
 
+    /// True if dummy routers send a third of the tokens to one expert. The error says that a model without experts has
+    /// no routers.
+    pub(super) fn skews_routers(&self, has_experts: bool) -> Result<bool, ConfigError> {
+        if self.overrides.router_skew && !has_experts {
+            return Err(ConfigError::Flag { flag: SKEW, reason: "the model has no experts".to_owned() });
+        }
+        Ok(self.overrides.router_skew)
+    }
+
     /// True if the user wants the layers that draft.
     pub fn drafts_by_model(&self) -> bool {
         self.overrides.mtp
@@ -168,14 +182,16 @@ impl ConfigFile {
 
     /// Refuses flags that change the configuration of other models.
     pub fn refuse_overrides(&self) -> Result<(), ConfigError> {
-        let Overrides { quantization, kv_dtype, rope_scaling, activations: _, mtp: _ } = &self.overrides;
+        let Overrides { quantization, kv_dtype, rope_scaling, router_skew, activations: _, mtp: _ } = &self.overrides;
+        let fixed = "takes the formats and positions of its checkpoint";
         let flags = [
-            ("--quantization", quantization.is_some()),
-            ("--kv-cache-dtype", *kv_dtype != KvDType::default()),
-            ("--rope-scaling", rope_scaling.is_some()),
+            ("--quantization", fixed, quantization.is_some()),
+            ("--kv-cache-dtype", fixed, *kv_dtype != KvDType::default()),
+            ("--rope-scaling", fixed, rope_scaling.is_some()),
+            (SKEW, "has only dummy routers that choose evenly", *router_skew),
         ];
-        match flags.into_iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(ConfigError::Flag { flag, family: self.family }),
+        match flags.into_iter().find(|(.., given)| *given) {
+            Some((flag, why, _)) => Err(ConfigError::Flag { flag, reason: format!("{} {why}", self.family) }),
             None => Ok(()),
         }
     }

@@ -1,14 +1,16 @@
 //! Activations of a decoder, allocated once for the largest step, and the ops between its token mixers.
 
 use super::bounds::StepSize;
+use super::chosen_experts::ChosenExperts;
 use super::decoder::DecoderShape;
+use super::lora::{Adapters, Projection, adapted_linear};
 use super::mlp::{Mlp, MlpKind};
 use super::mlp_scratch::MlpScratch;
 use super::sampled_rows::gather_rows;
 use pegainfer_core::exec::{AliasedTensor, Exec};
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, Activation, Matrix};
+use pegainfer_kernels::ops::{self, Activation, ActivationMut, Matrix};
 
 /// The activations of a step of a decoder.
 #[derive(Debug)]
@@ -68,18 +70,15 @@ impl DecoderWorkspace {
         attention.extend([bf16("q", q_width), bf16("attended", q_width)]);
         let dense = [bf16("gate_up", 2 * shape.intermediate), bf16("activated", shape.intermediate)];
         let (logits, per_token) = shape.moe.map_or((0, 0), |moe| (moe.route.rows(), moe.route.per_token()));
-        let moe = [
-            ("logits", [size.tokens, logits], DType::F32),
-            ("chosen", [size.tokens, per_token], DType::U32),
-            ("weights", [size.tokens, per_token], DType::F32),
-        ];
+        let moe = [("logits", [size.tokens, logits], DType::F32), ("weights", [size.tokens, per_token], DType::F32)];
         let mut tensors = exec.aliased(&[&mixers, &attention, &dense, &moe])?;
-        let [logits, chosen, weights] = array(tensors.split_off(N + attention.len() + dense.len()))?;
+        let [logits, weights] = array(tensors.split_off(N + attention.len() + dense.len()))?;
         let [gate_up, activated] = array(tensors.split_off(N + attention.len()))?;
         let [q, attended] = array(tensors.split_off(N + attention.len() - 2))?;
         let sampled_qkv = if shape.gated { tensors.pop() } else { None };
         let [qkv] = array(tensors.split_off(N))?;
         let (normed, activated) = (Activation::new(normed), Activation::new(activated));
+        let chosen = ChosenExperts::new(exec, shape.moe.map_or(0, |moe| moe.layers), size.tokens, per_token)?;
         let mlp = MlpScratch { gate_up, activated, logits, chosen, weights };
         let activations = Activations { residual, normed, delta, mlp };
         let attention = AttentionScratch { rope, qkv, sampled_qkv, q, attended: Activation::new(attended) };
@@ -133,34 +132,39 @@ impl Activations {
         mlp: &Mlp,
         next: (&Tensor, Option<&Matrix>),
         eps: f32,
-        communicator: Option<&dyn Communicator>,
+        (communicator, mut adapters): (Option<&dyn Communicator>, Option<&mut Adapters<'_>>),
     ) -> Result<(), OpError> {
         let Self { residual, normed, delta, mlp: scratch } = self;
-        let to = normed.input_of(mlp.reader());
-        match communicator {
-            None => ops::linear_add_norm(exec, mixed, out, residual, &mlp.norm, eps, delta, to)?,
-            Some(communicator) => {
-                ops::linear(exec, mixed, out, delta)?;
-                ops::reduce_add_norm(exec, communicator, delta, residual, &mlp.norm, eps, to)?;
-            }
+        // Adapters read what the next projection reads, in bf16.
+        let fused = communicator.is_none() && adapters.is_none();
+        let (reader, next_reader) = if adapters.is_none() { (mlp.reader(), next.1) } else { (None, None) };
+        let add_norm =
+            |exec: &mut Exec, delta: &mut Tensor, residual: &mut Tensor, norm: &Tensor, to: ActivationMut<'_>| {
+                match communicator {
+                    None => ops::add_rms_norm(exec, delta, residual, norm, eps, to),
+                    Some(communicator) => ops::reduce_add_norm(exec, communicator, delta, residual, norm, eps, to),
+                }
+            };
+        let to = normed.input_of(reader);
+        if fused {
+            ops::linear_add_norm(exec, mixed, out, residual, &mlp.norm, eps, delta, to)?;
+        } else {
+            adapted_linear(exec, (mixed, out), Projection::Output, adapters.as_deref_mut(), delta)?;
+            add_norm(exec, delta, residual, &mlp.norm, to)?;
         }
         match &mlp.kind {
             MlpKind::Moe(moe) => moe.forward(exec, normed, scratch, delta)?,
             MlpKind::Dense(mlp) => {
-                mlp.activate(exec, normed, scratch)?;
+                mlp.activate(exec, normed, scratch, adapters.as_deref_mut())?;
                 let (activated, down) = (&scratch.activated, &mlp.down);
-                if communicator.is_none() {
-                    let to = normed.input_of(next.1);
+                if fused {
+                    let to = normed.input_of(next_reader);
                     return ops::linear_add_norm(exec, activated, down, residual, next.0, eps, delta, to);
                 }
-                ops::linear(exec, activated, down, delta)?;
+                adapted_linear(exec, (activated, down), Projection::Down, adapters, delta)?;
             }
         }
-        let to = normed.input_of(next.1);
-        match communicator {
-            None => ops::add_rms_norm(exec, delta, residual, next.0, eps, to),
-            Some(communicator) => ops::reduce_add_norm(exec, communicator, delta, residual, next.0, eps, to),
-        }
+        add_norm(exec, delta, residual, next.0, normed.input_of(next_reader))
     }
 }
 

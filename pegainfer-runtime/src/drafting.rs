@@ -9,7 +9,7 @@ use super::sampler::Sampler;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_core::schedule::{PLACEHOLDER, SampleRow, Step, StepRow};
+use pegainfer_core::schedule::{PLACEHOLDER, SampleRow, Step, StepAdapters, StepRow};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::Matrix;
 
@@ -28,7 +28,9 @@ pub struct DraftRow {
 /// after the newest token of each row that drafts. State of the layers for tokens after refused drafts is wrong; the
 /// next step overwrites it.
 pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>, Vec<DraftRow>) {
-    let mut first = Step { tokens: Vec::with_capacity(step.tokens.len()), samples: Vec::new(), ..step.clone() };
+    // The model drafts without the adapters; the next step verifies with them.
+    let (tokens, adapters) = (Vec::with_capacity(step.tokens.len()), StepAdapters::default());
+    let mut first = Step { tokens, samples: Vec::new(), adapters, ..step.clone() };
     let mut rows = Vec::new();
     let mut sampled = step.samples.iter().zip(drawn).peekable();
     for (b, row) in step.rows.iter().enumerate() {
@@ -87,7 +89,7 @@ pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: us
 fn greedy(row: &StepRow, token: usize) -> SampleRow {
     let params = SamplingParams::greedy();
     let (id, token) = (row.id, token as u32);
-    SampleRow { id, token, position: 0, logits_update: None, deferred: false, params, logprobs: None }
+    SampleRow { id, token, position: 0, logits_update: None, deferred: false, params, logprobs: None, vector: false }
 }
 
 /// The part of the vocabulary that drafts are taken from.

@@ -5,11 +5,17 @@
 //! device, where the next step's placeholder ids refer to them, and are also copied to the host.
 
 mod check;
+mod disk;
 mod draft;
+mod experts;
+mod host_slots;
+mod progress;
 mod rank;
+mod transfers;
 
 use super::block_shape::BlockShape;
 use super::bounds::Bounds;
+use super::expert_readback::ExpertReadback;
 use super::graph_shape::{GraphKey, GraphReplays, GraphShape, padded_to};
 use super::load_error::LoadError;
 use super::measure::Measurable;
@@ -18,9 +24,11 @@ use super::pass_kind::PassKind;
 use super::readbacks::Readbacks;
 use super::synthetic_acceptance::SyntheticAcceptance;
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::disk::{AlignedMemory, DiskStore};
+use pegainfer_core::kv::tiers::{Transfer, TransferDone};
 use pegainfer_core::parallel::{Communicator, Ranks, Shard};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{GRAPH_SIZES, Outcome, STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::schedule::{GRAPH_SIZES, Outcome, STEPS_IN_FLIGHT, Step, StepAdapters, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::sources::Family;
@@ -28,6 +36,7 @@ use rank::{Phase, Rank};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use transfers::Transfers;
 
 /// Model, KV cache and workspace on all ranks.
 #[derive(Debug)]
@@ -42,6 +51,8 @@ pub struct Executor<M: Model> {
     drafting: Option<Readbacks>,
     /// If it drafts blocks: their shape, and the maximum number in a pass.
     blocks: Option<(BlockShape, usize)>,
+    /// If the experts of the steps are counted, which [`count_experts`](Self::count_experts) begins.
+    experts: Option<ExpertReadback>,
     synthetic: Option<SyntheticAcceptance>,
     /// True if the ranks are compared after each step.
     checks_ranks: bool,
@@ -52,6 +63,9 @@ pub struct Executor<M: Model> {
     times_ops: bool,
     /// Op times of rank 0 in the last timed step.
     timed_ops: Vec<(OpRecord, Duration)>,
+    transfers: Transfers,
+    /// Transfers that ended while the engine waited.
+    waited_for: Vec<TransferDone>,
 }
 
 impl<M: Model> Executor<M> {
@@ -89,11 +103,14 @@ impl<M: Model> Executor<M> {
             readbacks,
             drafting: info.drafts.then(|| Readbacks::on_demand(draft_samples)),
             blocks,
+            experts: None,
             synthetic: None,
             checks_ranks: false,
             followed: VecDeque::new(),
             times_ops: false,
             timed_ops: Vec::new(),
+            transfers: Transfers::default(),
+            waited_for: Vec::new(),
         })
     }
 
@@ -143,6 +160,11 @@ impl<M: Model> Executor<M> {
         self.kv_blocks
     }
 
+    /// Elements of a vector, see [`Outcome::vectors`].
+    pub fn hidden_size(&mut self) -> usize {
+        self.ranks.first_mut().hidden_size()
+    }
+
     /// Passes that ran as a CUDA graph so far.
     pub fn graph_replays(&self) -> GraphReplays {
         GraphReplays::of(&self.ranks.first().graphs)
@@ -162,6 +184,22 @@ impl<M: Model> Executor<M> {
         })
     }
 
+    /// Bytes of a KV block and of a state over all ranks; an error, as a sentence, if this model has no copies.
+    pub(crate) fn kept_sizes(&mut self) -> Result<[usize; 2], LoadError> {
+        Transfers::sizes(&mut self.ranks)
+    }
+
+    /// Reserves host memory of up to `bytes` bytes for copies of blocks and states of these sizes; returns the numbers
+    /// of slots.
+    pub(crate) fn open_host_slots(&mut self, bytes: u64, sizes: [usize; 2]) -> Result<[usize; 2], LoadError> {
+        self.transfers.open_host_slots(&mut self.ranks, bytes, sizes)
+    }
+
+    /// Also copies blocks to this file.
+    pub(crate) fn use_disk(&mut self, store: DiskStore<AlignedMemory>) {
+        self.transfers.use_disk(store);
+    }
+
     /// Runs `job` on the device of each rank and on the rank's numbers, such as a number of layers for warm-ups.
     pub fn on_each_rank(
         &mut self,
@@ -172,8 +210,9 @@ impl<M: Model> Executor<M> {
 
     /// Captures the CUDA graphs of decode steps of up to `rows` rows and of draft passes, largest first, and runs each
     /// once; with [`Model::SHAPED_GRAPHS`], also those of steps that verify `drafts` tokens per row. Afterwards no
-    /// request waits for these. Decode steps of every size have run before, so their kernels are loaded; otherwise a
-    /// first run loads them. Draft passes run twice: the first loads the kernels, the second is captured.
+    /// request waits for these. If adapters are enabled, also those of steps with adapters. Decode steps of every size
+    /// have run before, so their kernels are loaded; otherwise a first run loads them. Draft passes run twice: the
+    /// first loads the kernels, the second is captured.
     pub fn capture_graphs(&mut self, rows: usize, drafts: usize) -> Result<(), OpError> {
         let block = self.blocks.map_or(1, |(shape, _)| shape.tokens);
         let (kinds, runs, wanted) = match M::SHAPED_GRAPHS {
@@ -183,12 +222,23 @@ impl<M: Model> Executor<M> {
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
             for verified in kinds.clone() {
                 let step = speculative::<M>(size, (verified * drafts, wanted), block);
-                if self.ranks.first().graph_key(PassKind::Layers, &step).is_some() {
-                    (0..runs).try_for_each(|_| self.run(&step).map(drop))?;
+                for step in self.with_adapters(step) {
+                    if self.ranks.first().graph_key(PassKind::Layers, &step).is_some() {
+                        (0..runs).try_for_each(|_| self.run(&step).map(drop))?;
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    /// The step, and if adapters are enabled the same step with the adapter of the first slot, whatever that holds.
+    pub(crate) fn with_adapters(&self, step: StepOf<M>) -> Vec<StepOf<M>> {
+        if self.ranks.first().has_adapters() {
+            let adapters = StepAdapters { rows: vec![0; step.rows.len()], held: Vec::new() };
+            return vec![step.clone(), Step { adapters, ..step }];
+        }
+        vec![step]
     }
 
     /// Launches one step, samples and waits for it.
@@ -198,8 +248,8 @@ impl<M: Model> Executor<M> {
         self.finish()
     }
 
-    /// Enqueues a pass over `step` on all ranks, up to the logits of its samples, or up to the tokens of blocks. Returns
-    /// the key of its CUDA graph.
+    /// Enqueues a pass over `step` on all ranks, up to the logits of its samples, or up to the tokens of blocks.
+    /// Returns the key of its CUDA graph.
     fn enqueue(&mut self, kind: PassKind, step: &StepOf<M>) -> Result<Option<GraphKey>, OpError> {
         let first = self.ranks.first();
         let key = first.graph_key(kind, step);
@@ -219,10 +269,13 @@ impl<M: Model> Executor<M> {
     /// Enqueues the draws of a pass over `step` on all ranks, and the readback of their tokens.
     fn draw(&mut self, kind: PassKind, step: &StepOf<M>) -> Result<(), OpError> {
         self.ranks.run(|rank| rank.sample(kind, step))?;
-        let (exec, sampler) = self.ranks.first_mut().sampler(kind);
+        let (exec, sampler, normed) = self.ranks.first_mut().sampler(kind);
         match (kind, &mut self.drafting) {
-            (PassKind::Layers, _) => self.readbacks.start(exec, sampler, &step.samples),
-            (_, Some(readbacks)) if !step.samples.is_empty() => readbacks.start(exec, sampler, &step.samples),
+            (PassKind::Layers, _) => {
+                self.readbacks.start(exec, sampler, normed, &step.samples)?;
+                self.start_counting(step.tokens.len())
+            }
+            (_, Some(readbacks)) if !step.samples.is_empty() => readbacks.start(exec, sampler, None, &step.samples),
             _ => Ok(()),
         }
     }
@@ -290,9 +343,11 @@ impl<M: Model> StepExecutor for Executor<M> {
     fn finish(&mut self) -> Result<Outcome, OpError> {
         let step = self.followed.pop_front().filter(|_| self.ranks.first().exec.device() != Device::Meta);
         let outcome = self.readbacks.finish();
+        let experts = self.experts.as_mut().map(ExpertReadback::finish);
         // The error of another rank explains that of rank 0, which has waited for it.
         self.ranks.check()?;
         let mut outcome = outcome?;
+        outcome.experts = experts.transpose()?.flatten();
         if let Some(step) = step {
             if self.checks_ranks {
                 check::same_on_all_ranks(&mut self.ranks, &step)?;
@@ -307,6 +362,25 @@ impl<M: Model> StepExecutor for Executor<M> {
         Ok(outcome)
     }
 
+    fn start_transfer(&mut self, transfer: Transfer) {
+        self.transfers.push(transfer);
+    }
+
+    fn finished_transfers(&mut self) -> Vec<TransferDone> {
+        let mut done = std::mem::take(&mut self.waited_for);
+        done.extend(self.transfers.copy_some(&mut self.ranks, Duration::ZERO));
+        done
+    }
+
+    /// Waits for the disk only: what else is to be copied is copied by the next
+    /// [`finished_transfers`](StepExecutor::finished_transfers).
+    fn wait_for_transfers(&mut self, limit: Duration) {
+        if self.transfers.waits_for_disk() {
+            let done = self.transfers.copy_some(&mut self.ranks, limit);
+            self.waited_for.extend(done);
+        }
+    }
+
     fn time_ops(&mut self, on: bool) {
         self.times_ops = on && self.ranks.first().exec.device() != Device::Meta;
     }
@@ -317,6 +391,7 @@ impl<M: Model> StepExecutor for Executor<M> {
 
     fn abandon(&mut self) -> Result<(), OpError> {
         self.drafting.iter_mut().chain([&mut self.readbacks]).for_each(Readbacks::abandon);
+        self.experts.iter_mut().for_each(ExpertReadback::abandon);
         self.followed.clear();
         self.ranks.run(|rank| rank.exec.synchronize())
     }

@@ -1,4 +1,4 @@
-//! Computes how an engine would use the memory of a GPU, without that GPU.
+//! Computes how an engine would use the memory of a GPU, without that GPU, or of this machine's CPU.
 
 use super::bounds::Bounds;
 use super::load_error::LoadError;
@@ -7,6 +7,8 @@ use super::model::{Model, possible_ranks, shard_config};
 use super::model_info::ModelBytes;
 use pegainfer_core::engine::options::memory_for;
 use pegainfer_core::exec::Device;
+use pegainfer_core::host_memory;
+use pegainfer_core::isa::Isa;
 use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::parallel::{RankBytes, Shard};
 use pegainfer_kernels::parallel::device_bytes;
@@ -15,11 +17,11 @@ use std::fmt;
 /// Maximum number of tokens of the request for which [`rank_bytes`] reserves KV cache.
 const REQUEST_TOKENS: usize = 8192;
 
-/// Use of a GPU's memory by an engine. Sizes come from the same functions that loading uses; only memory other than
-/// weights, activations and logits is an estimate.
+/// Use of the memory of a GPU, or of the CPU's, by an engine. Sizes come from the same functions that loading uses; only
+/// memory other than weights, activations and logits is an estimate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuFit {
-    /// Memory of the GPU.
+    /// Memory of the GPU, or memory of this machine that is available.
     pub total: u64,
     /// Fraction of the memory that may be used.
     pub utilization: f64,
@@ -66,14 +68,32 @@ impl GpuFit {
             |used: u64| DeviceMemory { total, free: total.saturating_sub(used) }.limited(options.gpu_memory_limit);
         let bounds = Bounds::within(&info, &bytes, options, Some(free(cuda)));
         let bounds = bounds.map_err(|error| with_enough_gpus::<M>(error, config, options, (ranks, free(0).free)))?;
-        let size = bounds.size;
-        let logits = bounds.logits_rows(Device::Cuda) * info.vocab_size * size_of::<f32>();
-        let workspace = size.tokens as u64 * bytes.workspace_per_token + logits as u64;
+        let workspace = workspace(&bounds, &bytes, info.vocab_size, Device::Cuda);
         let blocks = bounds.blocks_within(free(cuda + bytes.weights + bytes.derived + workspace))?;
-        Ok(Self {
-            cuda,
-            total: free(0).total,
-            utilization: options.gpu_memory_utilization,
+        let (total, utilization) = (free(0).total, options.gpu_memory_utilization);
+        Ok(Self { cuda, total, utilization, ..Self::of_blocks(&bounds, &bytes, workspace, blocks) })
+    }
+
+    /// Memory use of `M` with `options` on this machine's CPU. More than there is takes swap space, which is slow.
+    ///
+    /// # Errors
+    /// An option is out of range.
+    pub fn on_cpu<M: Model>(config: &M::Config, options: &LoadOptions<M::Options>) -> Result<Self, LoadError> {
+        let info = M::info(config);
+        let bytes = ModelBytes::with_drafts::<M>(config, options.drafts())?;
+        let bounds = Bounds::within(&info, &bytes, options, None)?;
+        let workspace = workspace(&bounds, &bytes, info.vocab_size, Device::Cpu(Isa::Portable));
+        let total = host_memory::available().unwrap_or(0);
+        Ok(Self { total, ..Self::of_blocks(&bounds, &bytes, workspace, bounds.kv_blocks) })
+    }
+
+    /// Memory use with `blocks` KV blocks, on a device of unknown size.
+    fn of_blocks(bounds: &Bounds, bytes: &ModelBytes, workspace: u64, blocks: usize) -> Self {
+        let (size, kv_tokens) = (bounds.size, blocks * bytes.block_tokens);
+        Self {
+            cuda: 0,
+            total: 0,
+            utilization: 1.0,
             weights: bytes.weights + bytes.derived,
             workspace,
             step_tokens: size.tokens,
@@ -81,16 +101,22 @@ impl GpuFit {
             states: size.rows as u64 * bytes.state_slot,
             snapshots: bounds.snapshots(),
             snapshot_bytes: bounds.snapshots() as u64 * bytes.state_slot,
-            kv_tokens: blocks * M::BLOCK_TOKENS,
+            kv_tokens,
             kv: blocks as u64 * bytes.block(),
-            context: size.context.min(blocks * M::BLOCK_TOKENS),
-        })
+            context: size.context.min(kv_tokens),
+        }
     }
 
     /// Bytes that are in use when the engine is loaded.
     pub fn used(&self) -> u64 {
         self.cuda + self.weights + self.workspace + self.states + self.snapshot_bytes + self.kv
     }
+}
+
+/// Bytes of the activations and logits of the largest step.
+fn workspace(bounds: &Bounds, bytes: &ModelBytes, vocab_size: usize, device: Device) -> u64 {
+    let logits = bounds.logits_rows(device) * vocab_size * size_of::<f32>();
+    bounds.size.tokens as u64 * bytes.workspace_per_token + logits as u64
 }
 
 /// Memory that a GPU needs for each possible number of ranks: weights, a step, and the state and KV cache of one request,
@@ -150,7 +176,10 @@ impl fmt::Display for GpuFit {
             self.kv_tokens, self.sequences, self.context
         );
         line("KV cache", self.kv, &kv)?;
-        line("CUDA", self.cuda, "context and kernels, about")?;
-        line("in use", self.used(), &format!("of {:.2} GB x {}", self.total as f64 / 1e9, self.utilization))
+        if self.cuda > 0 {
+            line("CUDA", self.cuda, "context and kernels, about")?;
+        }
+        let share = if self.utilization < 1.0 { format!(" x {}", self.utilization) } else { String::new() };
+        line("in use", self.used(), &format!("of {:.2} GB{share}", self.total as f64 / 1e9))
     }
 }

@@ -24,6 +24,8 @@ const MAX_TOKENS: usize = 128;
 pub(super) struct GraphKey {
     pub kind: PassKind,
     pub shape: GraphShape,
+    /// True if rows have adapters.
+    pub adapters: bool,
 }
 
 /// Shape of a pass that runs as a CUDA graph.
@@ -120,7 +122,8 @@ impl GraphBounds {
             PassKind::Blocks => self.block_shape(graphs, step),
             PassKind::Layers | PassKind::Drafts { .. } => self.shape(graphs, step),
         };
-        shape.map(|shape| GraphKey { kind, shape })
+        let adapters = !step.adapters.is_empty();
+        shape.map(|shape| GraphKey { kind, shape, adapters })
     }
 
     /// Shape of a pass over blocks.
@@ -153,7 +156,7 @@ pub(super) fn padded_to<M: Model>(step: &StepOf<M>, key: GraphKey) -> StepOf<M> 
 }
 
 /// [`padded_to`], without the state rows of added rows.
-fn without_state<R: Clone + Default>(step: &Step<R>, GraphKey { kind, shape }: GraphKey) -> Step<R> {
+fn without_state<R: Clone + Default>(step: &Step<R>, GraphKey { kind, shape, .. }: GraphKey) -> Step<R> {
     let (rows, added) = (step.rows.len(), shape.rows - step.rows.len());
     let mut padded = step.padded(shape.rows);
     padded.tokens.resize(shape.tokens, 0);
@@ -190,7 +193,7 @@ mod tests {
     }
 
     fn padded(step: &Step<Segment>, kind: PassKind, shape: GraphShape) -> Step<Segment> {
-        let mut padded = without_state(step, GraphKey { kind, shape });
+        let mut padded = without_state(step, GraphKey { kind, shape, adapters: false });
         padded.add_segments(step.rows.len());
         padded
     }

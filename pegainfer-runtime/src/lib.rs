@@ -113,6 +113,7 @@
 //! - `executor`: steps in flight; `graph_shape`: passes that run as CUDA graphs; `pass_kind`, `drafting`,
 //!   `block_drafting`, `block_shape`: passes of the layers that draft; `draft_method`: checks that they are there;
 //!   `inputs`, `block_tables`, `logits_processors`, `sampler`, `readbacks`: inputs and results of every step.
+//! - `lora`: low-rank adapters; `projection_source`: where the rows of a fused projection are in the checkpoint.
 //! - `tensor_hash`: comparison of ranks.
 //! - `synthetic_acceptance`: a fixed acceptance rate of drafts, for benchmarking.
 //! - `decoder`, `decoder_workspace`, `attention`, `mlp`, `mlp_scratch`, `moe`, `moe_shape`, `sampled_rows`: parts of decoders:
@@ -124,6 +125,7 @@ mod block_drafting;
 mod block_shape;
 mod block_tables;
 mod bounds;
+mod chosen_experts;
 mod config_file;
 mod decoder;
 mod decoder_workspace;
@@ -131,6 +133,7 @@ mod draft_method;
 mod drafting;
 mod end_of_text;
 mod executor;
+mod expert_readback;
 mod fit;
 mod gpu_fit;
 mod graph_shape;
@@ -139,6 +142,7 @@ mod load;
 mod load_error;
 mod load_options;
 mod logits_processors;
+mod lora;
 mod measure;
 mod mlp;
 mod mlp_scratch;
@@ -149,6 +153,7 @@ mod moe;
 mod moe_shape;
 mod output_matrix;
 mod pass_kind;
+mod projection_source;
 mod quantization;
 mod readbacks;
 mod record;
@@ -158,31 +163,36 @@ mod sampler;
 mod sizes;
 mod synthetic_acceptance;
 mod tensor_hash;
+mod tiers;
 mod vocab_padding;
 
 pub use at_load::AtLoad;
 pub use attention::{Attention, KvLayer};
 pub use block_shape::BlockShape;
 pub use bounds::{Bounds, StepSize};
+pub use chosen_experts::ChosenExperts;
 pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
 pub use decoder::{DecoderShape, DecoderWeights, load_head};
 pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace};
 pub use executor::Executor;
+pub use expert_readback::ExpertLayers;
 pub use gpu_fit::{GpuFit, rank_bytes};
 pub use graph_shape::{GraphReplays, is_prompt_step};
 pub use inputs::Inputs;
 pub use load::{Loaded, ModelEngine, load, load_rank_weights, load_weights};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
+pub use lora::{AdapterError, AdapterLoader, Adapters, LoadedAdapter, LoraOptions, Projection, adapted_linear};
 pub use measure::{Measurable, Measured, measure, measure_again};
 pub use mlp::{DenseMlp, Mlp, MlpKind};
 pub use mlp_scratch::MlpScratch;
-pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
+pub use model::{KeptTensors, Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::{ModelBytes, ModelInfo};
 pub use moe::Moe;
 pub use moe_shape::MoeShape;
 pub use output_matrix::HEAD;
 pub use pass_kind::PassKind;
+pub use projection_source::{LayerSources, ProjectionSource};
 pub use quantization::{Quantization, load_projection};
 pub use record::{record, record_blocks, record_step, record_with};
 pub use sampled_rows::{SampledRows, gather_rows};

@@ -5,10 +5,12 @@ use super::executor::Executor;
 use super::gpu_fit::with_enough_gpus;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
+use super::lora::{AdapterLoader, LoraOptions};
 use super::model::{Model, ragged, shard_config, uniform};
 use super::model_info::{ModelBytes, ModelInfo};
 use super::output_matrix::HEAD;
 use super::synthetic_acceptance::SyntheticAcceptance;
+use super::tiers;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Shard;
@@ -37,6 +39,8 @@ pub struct Loaded<M: Model> {
     pub kv_per_token: u64,
     /// Time from the first weight to the last, on the device.
     pub weights_time: Duration,
+    /// Loads adapters, if enabled.
+    pub adapters: Option<AdapterLoader>,
 }
 
 /// Loads a checkpoint onto one rank per `execs`, rank 0 first, and runs a pass through the model, which refuses what it
@@ -49,12 +53,19 @@ pub fn load<M: Model>(
     let config = M::load_config_for(options)?;
     let info = M::info(&config);
     check_eos(&info)?;
+    tiers::check(options, &execs)?;
     let ranks = options.loop_back_ranks.unwrap_or(execs.len());
     let shards: Vec<Shard> = Shard::all(ranks).take(execs.len()).collect();
     let bytes = ModelBytes::with_drafts::<M>(&shard_config::<M>(&config, Shard { rank: 0, ranks })?, options.drafts())?;
+    let adapters = adapter_loader::<M>(&config, options.lora, &shards)?;
+    let slots = adapters.as_ref().zip(options.lora).map_or(0, |(loader, lora)| loader.slot_bytes(lora.max_loras));
+    let bytes = ModelBytes { derived: bytes.derived + slots, ..bytes };
     let source = match options.dummy_seed {
         Some(seed) => {
             Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform, random_bytes: ops::random_bytes }
+        }
+        None if options.overrides.router_skew => {
+            return Err(LoadError::Option("--dummy-router-skew needs --load-format dummy".to_owned()));
         }
         None => Source::open(&options.model_path)?,
     };
@@ -77,6 +88,7 @@ pub fn load<M: Model>(
         executor.check_ranks();
     }
     warm(&mut executor, &bounds, options.max_num_mixed_tokens)?;
+    executor.count_experts(bounds.size.tokens)?;
     executor.set_synthetic_acceptance(SyntheticAcceptance::of(options.speculation.as_ref()));
     let limits = EngineLimits {
         max_model_len: bounds.size.context,
@@ -88,6 +100,8 @@ pub fn load<M: Model>(
         eos_token_ids: info.eos_token_ids,
         num_speculative_tokens: options.speculation.as_ref().map(|speculation| speculation.num_tokens),
         unsupported: &[],
+        max_loras: options.lora.map_or(0, |lora| lora.max_loras),
+        hidden_size: executor.hidden_size(),
     };
     if bytes.state_slot > 0 {
         let (slot, rows, snapshots) = (bytes.state_slot as f64 / 1e6, bounds.size.rows, bounds.snapshots());
@@ -99,13 +113,22 @@ pub fn load<M: Model>(
     let kv_per_token = bytes.kv_per_token * executor.held_ranks() as u64;
     let tokens = TokenBudget { step: bounds.size.tokens, mixed: options.max_num_mixed_tokens };
     let state = M::state(&config, &bounds);
-    Ok(Loaded {
-        engine: ModelEngine::<M>::new(executor, limits, tokens, state, options.speculation.clone()),
-        config,
-        weight_bytes,
-        kv_per_token,
-        weights_time,
-    })
+    let mut engine = ModelEngine::<M>::new(executor, limits, tokens, state, options.speculation.clone());
+    tiers::open::<M>(&mut engine, &config, options)?;
+    Ok(Loaded { engine, config, weight_bytes, kv_per_token, weights_time, adapters })
+}
+
+/// Loads adapters for the model `config`, which these `shards` share; `None` if adapters are not enabled.
+fn adapter_loader<M: Model>(
+    config: &M::Config,
+    lora: Option<LoraOptions>,
+    shards: &[Shard],
+) -> Result<Option<AdapterLoader>, LoadError> {
+    let Some(LoraOptions { max_rank, .. }) = lora else { return Ok(None) };
+    let adapted = |config: &M::Config| M::adapted(config).map_err(LoadError::Option);
+    let ranks = shards.iter().map(|shard| adapted(&shard_config::<M>(config, *shard)?));
+    let ranks = ranks.collect::<Result<_, LoadError>>()?;
+    Ok(Some(AdapterLoader::new(&adapted(config)?, ranks, max_rank, M::skipped)))
 }
 
 /// Loads the weights of all ranks of the model `config`, each on its own thread; on return, all are on their devices.
@@ -210,7 +233,10 @@ fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usi
             M::begin_warm_up(config);
             Ok(())
         })?;
-        let ran = steps.iter().try_for_each(|rows| executor.run(&ragged::<M>(rows)).map(drop));
+        let mut run = |rows: &Vec<_>| {
+            executor.with_adapters(ragged::<M>(rows)).iter().try_for_each(|step| executor.run(step).map(drop))
+        };
+        let ran = steps.iter().try_for_each(&mut run);
         executor.on_each_rank(|exec, config| M::end_warm_up(exec, config, largest.1))?;
         ran?;
     }

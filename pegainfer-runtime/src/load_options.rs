@@ -1,6 +1,7 @@
 //! Options of loading: the checkpoint, and how much of the machine to use.
 
 use super::config_file::Overrides;
+use super::lora::LoraOptions;
 use pegainfer_core::schedule::speculation::Speculation;
 use std::path::PathBuf;
 
@@ -34,6 +35,8 @@ pub struct LoadOptions<O = ()> {
     pub max_num_mixed_tokens: usize,
     /// True if a GPU replays decode steps as CUDA graphs.
     pub cuda_graph: bool,
+    /// Slots for adapters, if enabled.
+    pub lora: Option<LoraOptions>,
     /// Speculative decoding, if enabled.
     pub speculation: Option<Speculation>,
     /// Size of the KV pool in bytes. Default: enough for all running sequences at full length; on the CPU at most
@@ -47,6 +50,10 @@ pub struct LoadOptions<O = ()> {
     /// sequences. Less than one snapshot disables the prefix cache. Default: [`DEFAULT_STATE_BYTES`], or on a GPU a
     /// [`STATE_SHARE`]th of its memory.
     pub state_cache_bytes: Option<u64>,
+    /// Host memory for copies of KV blocks, bytes.
+    pub kv_offloading_bytes: Option<u64>,
+    /// File for more copies of KV blocks, and its size in bytes. Needs `kv_offloading_bytes`.
+    pub kv_disk: Option<(PathBuf, u64)>,
     /// Loads only rank 0 of this number of ranks; its messages to other ranks come back as theirs. For developing and
     /// timing one rank on one GPU; the generated text is meaningless.
     pub loop_back_ranks: Option<usize>,

@@ -3,11 +3,14 @@
 use super::bounds::Bounds;
 use super::config_file::{ConfigError, ConfigFile, Overrides};
 use super::draft_method::{check_drafts, overrides};
+use super::expert_readback::ExpertLayers;
 use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
+use super::lora::Adapters;
 use super::model_info::ModelInfo;
 use super::pass_kind::PassKind;
+use super::projection_source::LayerSources;
 use super::tensor_hash::hash_rows;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::{Communicator, Shard};
@@ -83,6 +86,12 @@ pub trait Model: Debug + Sized + Send + 'static {
         Ok(())
     }
 
+    /// The projections of each layer that adapters may change, with the rows and columns that a rank with these numbers
+    /// has. The error, a sentence for the user, says why there are none. Default: none.
+    fn adapted(_config: &Self::Config) -> Result<Vec<LayerSources>, String> {
+        Err(format!("{} takes no LoRA adapters", Self::NAME))
+    }
+
     /// Allocates the workspace.
     fn workspace(exec: &mut Exec, config: &Self::Config, bounds: &Bounds) -> std::io::Result<Self::Workspace>;
 
@@ -113,6 +122,17 @@ pub trait Model: Debug + Sized + Send + 'static {
     /// it, `[vocab, hidden]`, or this rank's rows of it.
     fn output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Matrix);
 
+    /// The experts whose choices are counted; `None` for a model without experts. Default: `None`.
+    fn expert_layers(_config: &Self::Config) -> Option<ExpertLayers> {
+        None
+    }
+
+    /// The experts that layer number `layer` of [`expert_layers`](Self::expert_layers) chose for the first `tokens`
+    /// tokens of the last step, `[tokens, per_token]` u32.
+    fn chosen_experts(_work: &mut Self::Workspace, _layer: usize, _tokens: usize) -> Option<&Tensor> {
+        None
+    }
+
     /// Logits, `[samples, vocab]` f32, of some rows of [`output`](Self::output) and (a part of) its matrix.
     fn project(exec: &mut Exec, normed: &Tensor, head: &Matrix, logits: &mut Tensor) -> Result<(), OpError> {
         ops::linear(exec, normed, head, logits)
@@ -123,13 +143,14 @@ pub trait Model: Debug + Sized + Send + 'static {
         Err(no_drafts::<Self>(pass.kind))
     }
 
-    /// Launches the layers that draft, if [`ModelInfo::drafts`] says that they are loaded. Must not wait for the device.
+    /// Launches the layers that draft, if [`ModelInfo::drafts`] says that they are loaded. Must not wait for the
+    /// device.
     ///
     /// [`PassKind::Drafts`] (multi-token prediction): input is the token *after* each one of the step, and a hidden
     /// state for it. In the first pass over a step that is the normalised output of the last layer, for all tokens. In
-    /// later passes (`again`) it is the output of the previous pass for its samples, each of which is now a row. Output:
-    /// the sampled tokens, in order; see [`draft_output`](Self::draft_output). Keys and values go to the step's slots in
-    /// a cache of these layers.
+    /// later passes (`again`) it is the output of the previous pass for its samples, each of which is now a row.
+    /// Output: the sampled tokens, in order; see [`draft_output`](Self::draft_output). Keys and values go to the step's
+    /// slots in a cache of these layers.
     ///
     /// [`PassKind::Blocks`]: input is the blocks after a step, see [`ModelInfo::draft_block`]. Output: the same.
     fn draft(pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
@@ -168,8 +189,8 @@ pub trait Model: Debug + Sized + Send + 'static {
     /// Changes the numbers of a rank for the steps of the warm-up, such as the number of layers that run.
     fn begin_warm_up(_config: &mut Self::Config) {}
 
-    /// Takes the changes of [`begin_warm_up`](Self::begin_warm_up) back, and prepares the device of a rank for steps of up
-    /// to `tokens` tokens.
+    /// Takes the changes of [`begin_warm_up`](Self::begin_warm_up) back, and prepares the device of a rank for steps of
+    /// up to `tokens` tokens.
     fn end_warm_up(_exec: &mut Exec, _config: &mut Self::Config, _tokens: usize) -> Result<(), OpError> {
         Ok(())
     }
@@ -181,6 +202,14 @@ pub trait Model: Debug + Sized + Send + 'static {
         let normed = Self::output(work, weights).0;
         let rows = step.samples.len().min(normed.rows_cols().0);
         Ok(vec![("the output of the last layer".to_owned(), hash_rows(exec, normed, 0..rows, 0)?)])
+    }
+
+    /// The tensors of the cache that steps read through block tables, each with blocks as its first dimension, and
+    /// those that they read through state slots, with slots as theirs. `None` if copies of these are not enough to
+    /// resume.
+    fn kept_tensors(cache: &mut Self::Cache) -> Option<KeptTensors<'_>> {
+        let _ = cache;
+        None
     }
 
     /// Checks that a checkpoint has the tensors that `config` asks for, before any is loaded.
@@ -210,6 +239,15 @@ pub trait Model: Debug + Sized + Send + 'static {
     fn parse_config(text: &str) -> Result<Self::Config, ConfigError> {
         Self::config(ConfigFile::parse(text, Self::NAME)?)
     }
+}
+
+/// What is copied of a model's cache.
+#[derive(Debug, Default)]
+pub struct KeptTensors<'a> {
+    /// Each `[blocks, ..]`.
+    pub blocks: Vec<&'a mut Tensor>,
+    /// Each `[slots, ..]`; empty if all state is in blocks.
+    pub states: Vec<&'a mut Tensor>,
 }
 
 /// Parts of a model that exist when its [`Model::cache`] is allocated.
@@ -246,6 +284,8 @@ pub struct Pass<'a, M: Model> {
     pub previous: &'a Tensor,
     /// The step.
     pub step: &'a StepOf<M>,
+    /// Adapters of the step's rows, if any has one.
+    pub adapters: Option<Adapters<'a>>,
     /// The layers that run.
     pub kind: PassKind,
     /// The other ranks, if there are any.

@@ -19,6 +19,8 @@ pub struct Moe {
     /// The experts; a shared one comes last.
     pub experts: Experts,
     route: RouteSpec,
+    /// Number of the layer among those with experts.
+    layer: usize,
 }
 
 /// The tensors of the experts of a layer.
@@ -34,25 +36,34 @@ struct Names<'a> {
 }
 
 impl Moe {
-    /// Loads `mlp.gate`, the experts, and `mlp.shared_expert` with its gate if there is one.
+    /// Loads layer number `layer` of those with experts: `mlp.gate`, the experts, and `mlp.shared_expert` with its gate
+    /// if there is one.
     pub(super) fn load(
         loader: &mut Loader<'_>,
         prefix: &str,
-        moe: MoeShape,
+        (layer, moe): (usize, MoeShape),
         shape: &DecoderShape,
         quantization: Option<&Quantization>,
     ) -> Result<Self, WeightsError> {
         let (route, hidden, stored) = (moe.route, shape.hidden, moe.width * shape.shard.ranks);
         let names = Names { prefix, shape: moe, hidden, stored, own: shape.shard.part(stored), quantization };
-        let router = names.router();
-        let router = loader.stacked(&router[0].name, &router, hidden)?;
+        let rows = names.router();
+        let mut router = loader.stacked(&rows[0].name, &rows, hidden)?;
+        if moe.skewed {
+            loader.scale_dummy(&rows[0].name, 0..1, moe.skew_gain(), &mut router)?;
+        }
         let gate_up = names.gate_up(loader)?;
         let down = names.down(loader)?;
         let columns = Columns { stored, part: names.own.clone() };
         let title = |tail: &str| format!("{prefix}.mlp.experts.{tail}");
         let gate_up = load_projection(loader, quantization, &title("gate_up_proj"), &gate_up, hidden)?;
         let down = load_projection(loader, quantization, &title("down_proj"), &down, columns)?;
-        Ok(Self { router, experts: Experts { gate_up, down, count: route.count() }, route })
+        Ok(Self {
+            router,
+            experts: Experts { gate_up, down, count: route.count(), shared: route.shared },
+            route,
+            layer,
+        })
     }
 
     /// Adds up the outputs of the experts of each token, from `normed`, `[tokens, hidden]` bf16, to `out`, the same.
@@ -64,8 +75,8 @@ impl Moe {
         out: &mut Tensor,
     ) -> Result<(), OpError> {
         let MlpScratch { logits, chosen, weights, .. } = scratch;
-        ops::linear(exec, normed, &self.router, logits)?;
-        ops::moe::route(exec, logits, self.route, (chosen, weights))?;
+        let chosen = chosen.of_layer(self.layer, normed.rows_cols().0);
+        ops::moe::router(exec, normed, &self.router, self.route, logits, (&mut *chosen, weights))?;
         ops::moe::experts(exec, normed, (chosen, weights), &self.experts, out)
     }
 }

@@ -7,7 +7,7 @@ use pegainfer_core::engine::EngineHandle;
 use pegainfer_core::exec::{Device, Exec};
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Loads an engine on each of the devices and joins them. On GPUs they load at the same time, and the checkpoint is
@@ -22,7 +22,8 @@ pub fn load(family: &Family, devices: Vec<OpenDevice>, dir: &Path, args: &Engine
             log::info!("engine {engine} of {engines} runs on {}", device.name);
         }
         let lose_engine = args.lose_engine.filter(|lost| lost.engine == engine);
-        let loaded = (family.load)(device, dir, &EngineArgs { lose_engine, ..args.clone() });
+        let kv_disk = args.kv_disk.as_ref().map(|disk| kv_file(disk, (engine, engines)));
+        let loaded = (family.load)(device, dir, &EngineArgs { lose_engine, kv_disk, ..args.clone() });
         if engines > 1 { loaded.with_context(|| format!("engine {engine} cannot be loaded")) } else { loaded }
     };
     let started = Instant::now();
@@ -43,6 +44,15 @@ pub fn load(family: &Family, devices: Vec<OpenDevice>, dir: &Path, args: &Engine
     join(loaded?).map(|loaded| if engines == 1 { loaded } else { LoadedEngine { weights_time: time, ..loaded } })
 }
 
+/// The file of one of several engines, and its share of the size.
+fn kv_file((path, bytes): &(PathBuf, u64), (engine, engines): (usize, usize)) -> (PathBuf, u64) {
+    let mut path = path.clone();
+    if engine > 0 {
+        path.as_mut_os_string().push(format!(".{engine}"));
+    }
+    (path, bytes / engines as u64)
+}
+
 /// One loaded engine of several: their handles joined, their bytes added.
 fn join(mut engines: Vec<LoadedEngine>) -> Result<LoadedEngine> {
     if engines.len() == 1 {
@@ -50,10 +60,12 @@ fn join(mut engines: Vec<LoadedEngine>) -> Result<LoadedEngine> {
     }
     let (weight_bytes, kv_bytes) =
         engines.iter().fold((0, 0), |sum, one| (sum.0 + one.weight_bytes, sum.1 + one.kv_bytes));
-    let first = engines.first().context("no engine is loaded")?;
-    let (family, device, weights_time) = (first.family, first.device.clone(), first.weights_time);
+    let first = engines.first_mut().context("no engine is loaded")?;
+    // All engines have the same model, so the adapters of one serve all.
+    let adapters = first.adapters.take();
+    let (family, device, ranks, weights_time) = (first.family, first.device.clone(), first.ranks, first.weights_time);
     let handle = EngineHandle::join(engines.into_iter().map(|engine| engine.handle).collect());
-    Ok(LoadedEngine { handle, family, device, weight_bytes, weights_time, kv_bytes })
+    Ok(LoadedEngine { handle, family, device, ranks, weight_bytes, weights_time, kv_bytes, adapters })
 }
 
 /// Opens the GPUs of `engines` engines of `ranks` ranks, in the order of `gpus`. `open` opens some of the given GPUs for

@@ -1,13 +1,13 @@
 //! A model family with an engine: its names in config.json, and its functions for the server.
 
 use crate::args::{EngineArgs, LoadFormat};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
-use pegainfer_runtime::{ConfigFile, GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
+use pegainfer_runtime::{AdapterLoader, ConfigFile, GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
 use pegainfer_terminal::progress::{Progress, Unit};
 use std::fmt;
 use std::path::Path;
@@ -47,8 +47,8 @@ pub struct Family {
     pub vocab_size: fn(&Path) -> Result<usize>,
     /// The ops of one step on rank 0 of the given number of ranks, with overrides.
     pub record: fn(&Path, &Overrides, usize, UniformStep) -> Result<Vec<OpRecord>>,
-    /// Capacity of an engine with these flags on a GPU with the given number of bytes.
-    pub gpu_fit: fn(&Path, &EngineArgs, u64) -> Result<GpuFit>,
+    /// Capacity of an engine with these flags on a GPU with the given number of bytes, or on this machine's CPU.
+    pub fit: fn(&Path, &EngineArgs, Option<u64>) -> Result<GpuFit>,
 }
 
 /// Memory per GPU, for each supported number of ranks in ascending order, for the checkpoint in a directory with these
@@ -80,12 +80,16 @@ pub struct LoadedEngine {
     pub family: &'static str,
     /// Name of the device.
     pub device: String,
+    /// Number of tensor-parallel ranks of each engine.
+    pub ranks: usize,
     /// Bytes of the weights.
     pub weight_bytes: u64,
     /// Time to load them onto the device.
     pub weights_time: Duration,
     /// Bytes of the KV pool.
     pub kv_bytes: u64,
+    /// Loads adapters, if they are enabled.
+    pub adapters: Option<AdapterLoader>,
 }
 
 impl Family {
@@ -112,10 +116,14 @@ impl Family {
                 let config = M::load_config_with(dir, overrides)?;
                 Ok(pegainfer_runtime::record_with::<M>(&config, overrides.activations, ranks, step)?)
             },
-            gpu_fit: |dir, args, bytes| {
+            fit: |dir, args, gpu| {
                 let options = load_options::<M>(dir, args);
+                let config = M::load_config_for(&options)?;
                 let ranks = args.tensor_parallel_size.or(args.loop_back_ranks).map_or(1, Into::into);
-                Ok(GpuFit::new::<M>(&M::load_config_for(&options)?, &options, ranks, bytes)?)
+                Ok(match gpu {
+                    Some(bytes) => GpuFit::new::<M>(&config, &options, ranks, bytes)?,
+                    None => GpuFit::on_cpu::<M>(&config, &options)?,
+                })
             },
         }
     }
@@ -141,8 +149,14 @@ impl fmt::Display for Family {
 
 /// Loads a runtime model and starts its engine.
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    // The kernels are compiled and have not been compared with the CPU on a GPU.
+    ensure!(
+        !args.enable_lora || device.kind() != Device::Cuda,
+        "--enable-lora runs on the CPU only: leave it out, or set --device cpu"
+    );
     let (name, shows_progress) = (device.name.clone(), device.shows_progress);
     let kind = device.kind();
+    let ranks = args.loop_back_ranks.map_or(device.execs.len(), Into::into);
     let options = load_options::<M>(dir, args);
     let loaded =
         with_progress_bar(shows_progress, |progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
@@ -152,9 +166,11 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
         handle,
         family: M::NAME,
         device: name,
+        ranks,
         weight_bytes: loaded.weight_bytes,
         weights_time: loaded.weights_time,
         kv_bytes,
+        adapters: loaded.adapters,
     })
 }
 
@@ -170,12 +186,15 @@ fn load_options<M: Model>(dir: &Path, args: &EngineArgs) -> LoadOptions<M::Optio
         max_num_batched_tokens: args.max_num_batched_tokens.map(Into::into),
         max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         cuda_graph: args.cuda_graph,
+        lora: args.lora(),
         speculation: args.speculative_config.clone(),
         kv_cache_bytes: args.kv_cache_memory,
         gpu_memory_utilization: args.gpu_memory_utilization,
         gpu_memory_limit: args.gpu_memory_limit,
         loop_back_ranks: args.loop_back_ranks.map(Into::into),
         check_ranks: args.check_ranks,
+        kv_offloading_bytes: args.kv_offloading(),
+        kv_disk: args.kv_disk.clone(),
         state_cache_bytes: args.state_cache_memory,
         state_cache_interval: args.state_cache_interval.into(),
     }
@@ -226,8 +245,8 @@ fn measure_again<M: Model>(
 pub fn spawn(engine: impl StepEngine, args: &EngineArgs, device: Device) -> Result<EngineHandle> {
     let default_deadline = if device == Device::Cuda { GPU_STEP_DEADLINE } else { CPU_STEP_DEADLINE };
     let step_deadline = args.step_deadline.unwrap_or(default_deadline);
-    let (max_queued, lost_after) = (args.max_queued_requests.get(), args.lose_engine.map(|lost| lost.after));
-    let config = EngineConfig { step_deadline, max_queued, lost_after };
+    let (max_queued, fault) = (args.max_queued_requests.get(), args.lose_engine.map(|lost| lost.fault));
+    let config = EngineConfig { step_deadline, max_queued, fault };
     EngineHandle::spawn(engine, config).context("the engine thread cannot be started")
 }
 

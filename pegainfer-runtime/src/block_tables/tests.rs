@@ -21,6 +21,7 @@ fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
         max_num_mixed_tokens: tokens,
         speculation: None,
         eos_token_ids: vec![],
+        max_loras: 0,
     };
     Scheduler::new(config, BlockPool::new(blocks, BLOCK_TOKENS), ())
 }

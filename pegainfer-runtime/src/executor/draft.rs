@@ -51,9 +51,9 @@ impl<M: Model> Executor<M> {
             M::add_draft_rows(&mut pass, step, &rows.iter().map(|row| row.draft.row).collect::<Vec<_>>());
             let padded = self.enqueue(PassKind::Blocks, &pass)?.map_or(rows.len(), |key| key.shape.rows);
             let samples = vec![pass.samples[0].clone(); padded * block_drafting::block_positions(rows)];
-            let (exec, sampler) = self.ranks.first_mut().sampler(PassKind::Blocks);
+            let (exec, sampler, _) = self.ranks.first_mut().sampler(PassKind::Blocks);
             if let Some(readbacks) = &mut self.drafting {
-                readbacks.start(exec, sampler, &samples)?;
+                readbacks.start(exec, sampler, None, &samples)?;
             }
             pass_rows.push(padded);
         }

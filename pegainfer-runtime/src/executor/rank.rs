@@ -1,15 +1,18 @@
 //! One rank of an executor: its device, its part of the model, and the launches of a pass.
 
+use super::host_slots::HostSlots;
 use crate::bounds::Bounds;
 use crate::drafting::DraftVocabulary;
 use crate::graph_shape::{GraphBounds, GraphKey};
 use crate::inputs::Inputs;
 use crate::load_error::LoadError;
+use crate::lora::AdapterMemory;
 use crate::model::{Model, Parts, Pass, StepOf};
 use crate::pass_kind::PassKind;
 use crate::sampler::{Projection, Sampler};
 use crate::vocab_padding::{VocabPadding, padded_vocab};
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::tiers::{BlockCopy, Direction};
 use pegainfer_core::parallel::{Communicator, Shard};
 use pegainfer_core::schedule::{Graphs, Launches};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -26,8 +29,12 @@ pub(super) struct Rank<M: Model> {
     weights: M::Weights,
     work: M::Workspace,
     cache: M::Cache,
+    /// Copies of KV blocks and of states in host memory, if there are any.
+    host_slots: Option<[HostSlots; 2]>,
     /// Inputs of the newest step.
     inputs: Inputs,
+    /// Adapters, if enabled.
+    lora: Option<AdapterMemory>,
     pub sampler: Sampler,
     /// Graphs of steps and of passes that draft.
     pub graphs: Graphs<GraphKey>,
@@ -72,6 +79,13 @@ impl<M: Model> Rank<M> {
         let mut work = M::workspace(&mut exec, &config, bounds)?;
         let vocab = padded_vocab(info.vocab_size, shard.ranks);
         let inputs = Inputs::new(&mut exec, vocab, M::BLOCK_TOKENS, bounds.size)?;
+        let lora = match bounds.lora {
+            None => None,
+            Some(options) => {
+                let layers = M::adapted(&config).map_err(LoadError::Option)?;
+                Some(AdapterMemory::new(&mut exec, &layers, options, bounds.size)?)
+            }
+        };
         let sampler = Sampler::new(&mut exec, vocab, bounds.size.samples)?;
         let padding = VocabPadding::new(&mut exec, info.vocab_size, vocab, sampler.max_rows())?;
         let part = [sampler.max_rows(), vocab / shard.ranks];
@@ -85,7 +99,19 @@ impl<M: Model> Rank<M> {
             (Some(size), Matrix::Bf16(head)) => Some(DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)?),
             _ => None,
         };
-        Ok(UncachedRank { exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, padding, others })
+        Ok(UncachedRank {
+            exec,
+            shard,
+            config,
+            weights,
+            work,
+            inputs,
+            lora,
+            sampler,
+            draft_vocabulary,
+            padding,
+            others,
+        })
     }
 
     /// Pads later steps of up to `rows` rows as for CUDA graphs, but runs them launch by launch.
@@ -99,12 +125,63 @@ impl<M: Model> Rank<M> {
         self.graph_bounds.key(&self.graphs, kind, step).filter(|_| !self.exec.is_recording())
     }
 
-    /// Sampler of passes of this kind.
-    pub fn sampler(&mut self, kind: PassKind) -> (&mut Exec, &mut Sampler) {
-        match (&mut self.draft_vocabulary, kind) {
-            (Some(part), PassKind::Drafts { .. }) => (&mut self.exec, &mut part.sampler),
-            _ => (&mut self.exec, &mut self.sampler),
-        }
+    /// Elements of what logits are computed from.
+    pub fn hidden_size(&mut self) -> usize {
+        M::output(&mut self.work, &self.weights).0.rows_cols().1
+    }
+
+    /// The KV cache and other state.
+    pub fn cache_mut(&mut self) -> &mut M::Cache {
+        &mut self.cache
+    }
+
+    /// Reserves host memory for copies of so many blocks and states.
+    pub fn open_host_slots(&mut self, [blocks, states]: [usize; 2]) -> Result<(), OpError> {
+        let tensors = M::kept_tensors(&mut self.cache).unwrap_or_default();
+        let slots = HostSlots::new(&tensors.blocks, blocks).zip(HostSlots::new(&tensors.states, states));
+        let no_memory = || OpError { op: "host tier", message: "the host has no memory for it".to_owned() };
+        self.host_slots = Some(slots.map(<[HostSlots; 2]>::from).ok_or_else(no_memory)?);
+        Ok(())
+    }
+
+    fn host_slots(&mut self) -> Result<(&mut [HostSlots; 2], &mut M::Cache), OpError> {
+        let no_slots = || OpError { op: "host tier", message: "there is no host tier".to_owned() };
+        Ok((self.host_slots.as_mut().ok_or_else(no_slots)?, &mut self.cache))
+    }
+
+    /// The rank's part of a block's slot of host memory.
+    pub fn host_slot(&mut self, slot: u32) -> Result<&mut [u8], OpError> {
+        Ok(self.host_slots()?.0[0].slot(slot))
+    }
+
+    /// Copies the rank's part of these blocks and states; returns the checksum of each.
+    pub fn copy(&mut self, direction: Direction, [blocks, states]: [&[BlockCopy]; 2]) -> Result<Vec<u64>, OpError> {
+        let ([block_slots, state_slots], cache) = self.host_slots()?;
+        let mut tensors = M::kept_tensors(cache).unwrap_or_default();
+        let mut sums: Vec<u64> =
+            blocks.iter().map(|copy| block_slots.copy(direction, *copy, &mut tensors.blocks)).collect();
+        sums.extend(states.iter().map(|copy| state_slots.copy(direction, *copy, &mut tensors.states)));
+        Ok(sums)
+    }
+
+    /// True if adapters are enabled.
+    pub fn has_adapters(&self) -> bool {
+        self.lora.is_some()
+    }
+
+    /// Sampler of passes of this kind; after a pass over the layers also what the logits were computed from.
+    pub fn sampler(&mut self, kind: PassKind) -> (&mut Exec, &mut Sampler, Option<&mut Tensor>) {
+        let normed = (kind == PassKind::Layers).then(|| M::output(&mut self.work, &self.weights).0);
+        let sampler = match (&mut self.draft_vocabulary, kind) {
+            (Some(part), PassKind::Drafts { .. }) => &mut part.sampler,
+            _ => &mut self.sampler,
+        };
+        (&mut self.exec, sampler, normed)
+    }
+
+    /// See [`Model::chosen_experts`].
+    pub fn chosen_experts(&mut self, layer: usize, tokens: usize) -> Option<(&mut Exec, &Tensor)> {
+        Some((&mut self.exec, M::chosen_experts(&mut self.work, layer, tokens)?))
     }
 
     /// Runs a `phase` of a pass of this kind over `step`, as the CUDA graph `key` if there is one.
@@ -143,15 +220,31 @@ impl<M: Model> Rank<M> {
         step: &StepOf<M>,
         job: impl FnOnce(&mut Graphs<GraphKey>, &mut PassLaunches<'_, M>) -> Result<R, OpError> + Send,
     ) -> Result<R, OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, padding, others, .. } = self;
+        let Self { exec, shard, config, weights, work, cache, inputs, lora, sampler, graphs, padding, others, .. } =
+            self;
         let (sampler, head, padding) = match (&mut self.draft_vocabulary, kind) {
             (Some(part), PassKind::Drafts { .. }) => (&mut part.sampler, Some(&part.head), None),
             _ => (sampler, None, padding.as_mut()),
         };
         exec.install(|exec| {
-            let others = others.as_mut();
-            let mut launches =
-                PassLaunches { exec, config, weights, cache, work, inputs, sampler, head, padding, others, step, kind };
+            let (others, rank) = (others.as_mut(), shard.rank);
+            let lora = lora.as_mut().filter(|_| kind == PassKind::Layers && !step.adapters.is_empty());
+            let lora = lora.map(|lora| (lora, rank));
+            let mut launches = PassLaunches {
+                exec,
+                config,
+                weights,
+                cache,
+                work,
+                inputs,
+                lora,
+                sampler,
+                head,
+                padding,
+                others,
+                step,
+                kind,
+            };
             job(graphs, &mut launches)
         })?
     }
@@ -165,6 +258,7 @@ pub(super) struct UncachedRank<M: Model> {
     weights: M::Weights,
     work: M::Workspace,
     inputs: Inputs,
+    lora: Option<AdapterMemory>,
     sampler: Sampler,
     draft_vocabulary: Option<DraftVocabulary>,
     padding: Option<VocabPadding>,
@@ -174,7 +268,8 @@ pub(super) struct UncachedRank<M: Model> {
 impl<M: Model> UncachedRank<M> {
     /// Allocates a cache of `blocks` blocks.
     pub fn add_cache(self, bounds: &Bounds, blocks: usize) -> Result<Rank<M>, LoadError> {
-        let Self { mut exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, padding, others } = self;
+        let Self { mut exec, shard, config, weights, work, inputs, lora, sampler, draft_vocabulary, padding, others } =
+            self;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work, shard };
         let cache = M::cache(parts, bounds, blocks)?;
         let rows = bounds.size.rows.min(sampler.max_rows());
@@ -187,7 +282,9 @@ impl<M: Model> UncachedRank<M> {
             weights,
             work,
             cache,
+            host_slots: None,
             inputs,
+            lora,
             sampler,
             graphs,
             graph_bounds,
@@ -206,6 +303,8 @@ struct PassLaunches<'a, M: Model> {
     cache: &'a mut M::Cache,
     work: &'a mut M::Workspace,
     inputs: &'a mut Inputs,
+    /// Memory of the adapters, if the step has any, and the number of the rank.
+    lora: Option<(&'a mut AdapterMemory, usize)>,
     sampler: &'a mut Sampler,
     /// Output matrix of `sampler`, if it is not the model's.
     head: Option<&'a Matrix>,
@@ -219,16 +318,20 @@ struct PassLaunches<'a, M: Model> {
 impl<M: Model> PassLaunches<'_, M> {
     /// What the model gets of the pass.
     fn pass(&mut self) -> Pass<'_, M> {
-        let Self { exec, config, weights, cache, work, inputs, sampler, others, step, kind, .. } = self;
+        let Self { exec, config, weights, cache, work, inputs, lora, sampler, others, step, kind, .. } = self;
+        let adapters = lora.as_mut().map(|(lora, _)| lora.adapters());
         let communicator = others.as_ref().map(|others| &*others.communicator);
         let (previous, kind) = (&sampler.sampled, *kind);
-        Pass { exec, config, weights, cache, work, inputs, previous, step, kind, communicator }
+        Pass { exec, config, weights, cache, work, inputs, previous, step, adapters, kind, communicator }
     }
 
     /// Uploads the inputs of the pass. `kept`: a CUDA graph keeps its launches.
     fn upload(&mut self, kept: bool) -> Result<(), OpError> {
         self.inputs.keep_launches(kept);
         self.inputs.fill(self.exec, self.step)?;
+        if let Some((lora, rank)) = &mut self.lora {
+            lora.fill(self.exec, self.step, *rank)?;
+        }
         match self.kind {
             PassKind::Layers => M::begin(&mut self.pass()),
             PassKind::Drafts { .. } | PassKind::Blocks => M::begin_draft(&mut self.pass()),

@@ -41,6 +41,7 @@ pub fn options() -> LoadOptions {
         max_num_batched_tokens: Some(1024),
         max_num_mixed_tokens: 512,
         cuda_graph: cuda_graph(),
+        lora: None,
         speculation: None,
         kv_cache_bytes: small_cache(64 << 20),
         gpu_memory_utilization: 0.9,
@@ -49,6 +50,8 @@ pub fn options() -> LoadOptions {
         check_ranks: false,
         state_cache_bytes: STATE_CACHE.and_then(small_cache),
         state_cache_interval: 64,
+        kv_offloading_bytes: None,
+        kv_disk: None,
     }
 }
 

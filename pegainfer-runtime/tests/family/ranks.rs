@@ -2,7 +2,7 @@
 //! scheduled.
 
 use crate::support::graphs::ROWS;
-use crate::support::invariance::Alone;
+use crate::support::invariance::{Alone, DRIFT};
 use crate::support::speculation::oracle;
 use crate::support::{
     Family, RANKS, TIGHT_BLOCKS, Target, best, e2e, engine_on, fixture, graphs, model_path, options, rank_counts,
@@ -87,16 +87,17 @@ fn fp8_weights_and_fp8_kv_of_several_ranks_agree_with_those_of_one() {
 
 #[test]
 fn a_request_gives_the_same_bits_however_it_is_scheduled() {
-    scheduling_changes_no_bit(RANKS, &options());
+    scheduling_changes_no_bit(RANKS, &options(), DRIFT);
 }
 
 /// Checks engines of each number of ranks, loaded with `options`: requests alone, together, cached, preempted and
-/// drafted give the same bits, and so do all ranks.
-pub fn scheduling_changes_no_bit(ranks: &[usize], options: &LoadOptions) {
+/// drafted give the same bits, and so do all ranks; on a GPU, log-probabilities within `drift`.
+pub fn scheduling_changes_no_bit(ranks: &[usize], options: &LoadOptions, drift: f32) {
     let checked = LoadOptions { check_ranks: true, ..options.clone() };
     for ranks in rank_counts(ranks) {
         let engine = |options: &LoadOptions| engine_on(ranks, best(), options);
-        let alone = Alone::new(&mut engine(&checked), best(), requests());
+        let mut alone = Alone::new(&mut engine(&checked), best(), requests());
+        alone.drift = drift;
         let many = alone.cycle(32);
         many.holds_cold_and_warm(&mut engine(&checked));
         let mixed = LoadOptions { max_num_batched_tokens: Some(48), ..checked.clone() };

@@ -1,0 +1,181 @@
+//! Copies of KV blocks between the device, host memory and a file.
+
+use super::disk::Disk;
+use super::host_slots::slot_bytes;
+use super::progress::Progress;
+use super::rank::Rank;
+use crate::load_error::LoadError;
+use crate::model::Model;
+use pegainfer_core::host_memory;
+use pegainfer_core::kv::disk::{AlignedMemory, DiskStore};
+use pegainfer_core::kv::tiers::{Direction, Transfer, TransferDone};
+use pegainfer_core::parallel::Ranks;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes that are copied between two steps.
+const BYTES_AT_ONCE: usize = 16 << 20;
+
+/// Transfers that are not done, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Transfers {
+    queue: VecDeque<Progress>,
+    disk: Option<Disk>,
+    /// Bytes of a slot over all ranks.
+    slot_bytes: usize,
+}
+
+impl Transfers {
+    /// Bytes of a block and of a state over all ranks; an error, as a sentence, if this model has no copies.
+    pub fn sizes<M: Model>(ranks: &mut Ranks<Rank<M>>) -> Result<[usize; 2], LoadError> {
+        let refused = |why: &str| Err(LoadError::Option(format!("--kv-offloading-size: {why}")));
+        let all = Mutex::new(Some([0; 2]));
+        ranks.run(|rank| {
+            let tensors = M::kept_tensors(rank.cache_mut());
+            let own = tensors.map(|tensors| [slot_bytes(&tensors.blocks), slot_bytes(&tensors.states)]);
+            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            *all = all.zip(own).map(|(all, own)| [all[0] + own[0], all[1] + own[1]]);
+            Ok(())
+        })?;
+        match all.into_inner().unwrap_or_default() {
+            Some(sizes) => Ok(sizes),
+            None => refused(&format!("{} keeps state outside of KV blocks, which has no copies yet", M::NAME)),
+        }
+    }
+
+    /// Reserves host memory of up to `bytes` bytes for copies of blocks and states of these sizes; half of it for
+    /// states, if the model has some. Returns the numbers of slots.
+    pub fn open_host_slots<M: Model>(
+        &mut self,
+        ranks: &mut Ranks<Rank<M>>,
+        bytes: u64,
+        sizes: [usize; 2],
+    ) -> Result<[usize; 2], LoadError> {
+        let refused = |why: String| Err(LoadError::Option(format!("--kv-offloading-size: {why}")));
+        if let Some(available) = host_memory::available().filter(|available| *available < bytes) {
+            let [bytes, available] = [bytes, available].map(|bytes| bytes as f64 / (1u64 << 30) as f64);
+            return refused(format!(
+                "{bytes:.1} GiB are more than the {available:.1} GiB of memory that are available"
+            ));
+        }
+        let has_states = sizes[1] > 0;
+        let share = usize::try_from(bytes).unwrap_or(usize::MAX) / if has_states { 2 } else { 1 };
+        let slots = [share / sizes[0].max(1), if has_states { share / sizes[1] } else { 0 }];
+        if slots[0] == 0 {
+            let (tokens, size) = (M::BLOCK_TOKENS, sizes[0]);
+            return refused(format!("{bytes} bytes hold no block; one of {tokens} tokens has {size} bytes"));
+        }
+        if has_states && slots[1] == 0 {
+            return refused(format!("half of {bytes} bytes holds no state, which has {} bytes", sizes[1]));
+        }
+        ranks.run(|rank| rank.open_host_slots(slots))?;
+        self.slot_bytes = sizes[0];
+        Ok(slots)
+    }
+
+    /// Also copies blocks to this file.
+    pub fn use_disk(&mut self, store: DiskStore<AlignedMemory>) {
+        self.disk = Some(Disk::new(store));
+    }
+
+    pub fn push(&mut self, transfer: Transfer) {
+        self.queue.push_back(Progress::new(transfer));
+    }
+
+    /// True if a transfer waits for the disk, and none is to be copied here.
+    pub fn waits_for_disk(&self) -> bool {
+        self.queue.is_empty() && self.disk.as_ref().is_some_and(Disk::is_busy)
+    }
+
+    /// Copies up to [`BYTES_AT_ONCE`] bytes, and returns the transfers that are done. Waits up to `limit` for the disk.
+    pub fn copy_some<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>, limit: Duration) -> Vec<TransferDone> {
+        let mut disk = self.disk.take();
+        let mut done = Vec::new();
+        if let Some(disk) = &mut disk {
+            done = disk.finished(limit, |slot, bytes| write_slot(ranks, slot, bytes));
+        }
+        let mut left = (BYTES_AT_ONCE / self.slot_bytes.max(1)).max(1);
+        let (mut later, mut is_full) = (VecDeque::new(), false);
+        while let Some(mut progress) = self.queue.pop_front() {
+            let begun = progress.begun;
+            match (progress.transfer.direction, &mut disk) {
+                (Direction::Store | Direction::Load, _) => done.extend(copy_blocks(ranks, &mut progress, left)),
+                // In order, because they may be of one slot. Reads need not wait for them.
+                (Direction::Write | Direction::Erase, Some(_)) if is_full => {}
+                (Direction::Write | Direction::Read | Direction::Erase, Some(disk)) => {
+                    disk.submit(&mut progress, left, |slot, bytes| read_slot(ranks, slot, bytes));
+                }
+                (Direction::Write | Direction::Read | Direction::Erase, None) => {
+                    let (id, took) = (progress.transfer.id, Duration::ZERO);
+                    done.push(TransferDone { id, result: Err("there is no disk".to_owned()), took });
+                    continue;
+                }
+            }
+            left = left.saturating_sub(progress.begun - begun);
+            if !progress.is_begun() {
+                is_full |= matches!(progress.transfer.direction, Direction::Write | Direction::Erase);
+                later.push_back(progress);
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        later.append(&mut self.queue);
+        (self.queue, self.disk) = (later, disk);
+        done
+    }
+}
+
+/// Copies up to `most` blocks between device and host; returns the end if these are the last, or if it fails.
+fn copy_blocks<M: Model>(ranks: &mut Ranks<Rank<M>>, progress: &mut Progress, most: usize) -> Option<TransferDone> {
+    let since = *progress.since.get_or_insert_with(Instant::now);
+    let blocks = &progress.transfer.blocks[progress.begun..];
+    let blocks = &blocks[..blocks.len().min(most)];
+    let direction = progress.transfer.direction;
+    // With the last blocks.
+    let ends = progress.begun + blocks.len() == progress.transfer.blocks.len();
+    let states = if ends { &progress.transfer.states[..] } else { &[] };
+    let sums = Mutex::new(vec![0u64; blocks.len() + states.len()]);
+    let copied = ranks.run(|rank| {
+        let own = rank.copy(direction, [blocks, states])?;
+        let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
+        // In any order of the ranks.
+        sums.iter_mut().zip(own).for_each(|(sum, own)| *sum = sum.wrapping_add(own));
+        Ok(())
+    });
+    let copied_blocks = blocks.len();
+    progress.begun += copied_blocks;
+    progress.checksums.extend(sums.into_inner().unwrap_or_default());
+    if copied.is_err() {
+        progress.begun = progress.transfer.blocks.len();
+    }
+    if !progress.is_begun() {
+        return None;
+    }
+    let checksums = std::mem::take(&mut progress.checksums);
+    let result = copied.map(|()| checksums).map_err(|error| error.to_string());
+    Some(TransferDone { id: progress.transfer.id, result, took: since.elapsed() })
+}
+
+/// Copies a slot of the host, the part of one rank after the other, to `bytes`.
+fn read_slot<M: Model>(ranks: &mut Ranks<Rank<M>>, slot: u32, bytes: &mut [u8]) -> Result<(), String> {
+    let (part, bytes) = (bytes.len() / ranks.count(), Mutex::new(bytes));
+    let copied = ranks.run(|rank| {
+        let mut bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes[rank.shard.rank * part..][..part].copy_from_slice(rank.host_slot(slot)?);
+        Ok(())
+    });
+    copied.map_err(|error| error.to_string())
+}
+
+/// Copies `bytes` to a slot of the host; see [`read_slot`].
+fn write_slot<M: Model>(ranks: &mut Ranks<Rank<M>>, slot: u32, bytes: &[u8]) -> Result<(), String> {
+    let part = bytes.len() / ranks.count();
+    let copied = ranks.run(|rank| {
+        let own = &bytes[rank.shard.rank * part..][..part];
+        rank.host_slot(slot)?.copy_from_slice(own);
+        Ok(())
+    });
+    copied.map_err(|error| error.to_string())
+}
