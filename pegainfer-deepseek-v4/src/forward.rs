@@ -86,7 +86,7 @@ impl Pass<'_> {
             if let Some(before) = i.checked_sub(1) {
                 self.keep_target(before)?;
             }
-            self.layer(layer, self.config.layers[i], state)?;
+            self.layer(layer, (i, self.config.layers[i]), state)?;
         }
         self.leave()?;
         self.keep_target(weights.layers.len() - 1)?;
@@ -103,12 +103,12 @@ impl Pass<'_> {
         }
     }
 
-    /// Runs an entered layer up to the output of its experts, which [`enter`](Self::enter) or [`leave`](Self::leave)
+    /// Runs an entered layer, number `i` of the model, up to the output of its experts, which [`enter`](Self::enter) or [`leave`](Self::leave)
     /// adds to the streams.
-    fn layer(&mut self, layer: &Layer, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
+    fn layer(&mut self, layer: &Layer, (i, kind): (usize, LayerKind), state: &mut LayerState) -> Result<(), OpError> {
         self.attention(&layer.attn, kind, state)?;
         self.enter(&layer.ffn_hyper, &layer.ffn_norm)?;
-        self.experts(&layer.moe)
+        self.experts(&layer.moe, i)
     }
 
     /// True if there are other ranks.
@@ -215,8 +215,13 @@ impl Pass<'_> {
         gathered
     }
 
-    /// Runs `normed` through the experts of all ranks: writes `output`.
-    fn experts(&mut self, moe: &weights::Moe) -> Result<(), OpError> {
+    /// Number under which layers that draft leave their choice of experts: that of the last layer, which is not counted.
+    fn draft_number(&self) -> usize {
+        self.config.layers.len() - 1
+    }
+
+    /// Runs `normed` through the experts of all ranks, chosen in layer number `i`: writes `output`.
+    fn experts(&mut self, moe: &weights::Moe, i: usize) -> Result<(), OpError> {
         let share = self.shared_tokens();
         let Self { exec, config, numerics, shard, inputs, work, communicator, .. } = self;
         let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
@@ -238,8 +243,9 @@ impl Pass<'_> {
             Router::Learned(bias) => Routing::Learned { bias },
         };
         let spec = RoutingSpec { scale: config.routed_scaling };
-        ops::route(exec, &work.router_logits, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
-        let choice = (&work.experts, &work.expert_weights);
+        let chosen = work.experts.of_layer(i, work.router_logits.rows_cols().0);
+        ops::route(exec, &work.router_logits, routing, spec, (&mut *chosen, &mut work.expert_weights))?;
+        let choice = (&*chosen, &work.expert_weights);
         ops::moe(exec, x, choice, experts, math, &work.shared, &mut work.output)?;
         self.sum_over_ranks()
     }

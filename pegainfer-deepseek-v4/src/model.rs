@@ -18,7 +18,7 @@ use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{SIDE_STREAMS, matmul, plan_gemms};
 use pegainfer_kernels::sources::Family;
 use pegainfer_runtime::{
-    Bounds, ConfigError, ConfigFile, LoadError, LoadOptions, Model, ModelInfo, Parts, Pass, PassKind,
+    Bounds, ConfigError, ConfigFile, ExpertLayers, LoadError, LoadOptions, Model, ModelInfo, Parts, Pass, PassKind,
 };
 
 /// The DeepSeek-V4 engine.
@@ -141,6 +141,16 @@ impl Model for DeepSeekV4 {
         (&mut work.last_normed, &weights.head)
     }
 
+    /// Layers that draft overwrite the choices of the last layer.
+    fn expert_layers(RankConfig { model, .. }: &RankConfig) -> Option<ExpertLayers> {
+        let (layers, per_token) = (model.layers.len() - 1, model.experts_per_token);
+        Some(ExpertLayers { layers, experts: model.experts, per_token })
+    }
+
+    fn chosen_experts(work: &mut Workspace, layer: usize, tokens: usize) -> Option<&Tensor> {
+        Some(work.experts.of_layer(layer, tokens))
+    }
+
     fn project(exec: &mut Exec, normed: &Tensor, head: &Matrix, logits: &mut Tensor) -> Result<(), OpError> {
         matmul(exec, normed, head, logits)
     }
@@ -239,7 +249,10 @@ mod tests {
             check_ranks: false,
             state_cache_bytes: None,
             state_cache_interval: PAGE_TOKENS,
+            kv_offloading_bytes: None,
+            kv_disk: None,
             cuda_graph: true,
+            lora: None,
             speculation: None,
         }
     }

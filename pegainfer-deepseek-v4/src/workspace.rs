@@ -10,7 +10,7 @@ use crate::shard::RankParts;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{SPLIT_TOKENS, TokenShare, split_bytes, takes_packed_rows};
-use pegainfer_runtime::Bounds;
+use pegainfer_runtime::{Bounds, ChosenExperts};
 use std::ops::Range;
 
 /// Results of the GEMMs with a compressor's two matrices, `[tokens, width]` f32.
@@ -84,8 +84,8 @@ pub struct Workspace {
     pub(crate) z: Tensor,
     /// `[tokens, experts]` f32.
     pub(crate) router_logits: Tensor,
-    /// `[tokens, k]` u32.
-    pub(crate) experts: Tensor,
+    /// `[tokens, k]` u32 for each layer.
+    pub(crate) experts: ChosenExperts,
     /// `[tokens, k]` f32.
     pub(crate) expert_weights: Tensor,
     /// Streams of the sampled tokens, `[samples, 4, hidden]`.
@@ -122,6 +122,7 @@ impl Workspace {
         let dspark = config.loaded_dspark().map(stages).transpose()?;
         // A block's keys are read as whole pages.
         let kv_rows = if dspark.is_some() { t.next_multiple_of(PAGE_TOKENS) } else { t };
+        let experts = ChosenExperts::new(exec, config.layers.len(), t, config.experts_per_token)?;
         let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
         let topk = config.index_topk;
         let own_tokens = TokenShare { rank: shard.rank, ranks: shard.ranks }.rows(t);
@@ -157,7 +158,7 @@ impl Workspace {
             attended: tensor("attended", &[t, heads, dim], act)?,
             z: tensor("z", &[t, shard.groups(config).len() * config.o_lora_rank], act)?,
             router_logits: tensor("logits", &[t, config.experts], DType::F32)?,
-            experts: tensor("experts", &[t, config.experts_per_token], DType::U32)?,
+            experts,
             expert_weights: tensor("expert_weights", &[t, config.experts_per_token], DType::F32)?,
             last_streams: tensor("last_streams", &[samples, STREAMS, hidden], act)?,
             last: tensor("last", &[samples, hidden], act)?,
@@ -195,11 +196,11 @@ impl Workspace {
         for normed in [&mut self.normed, &mut self.qr] {
             normed.set_rows(tokens);
         }
-        let Self { sparse, heavy, index, router_logits, experts, expert_weights, .. } = self;
+        let Self { sparse, heavy, index, router_logits, expert_weights, .. } = self;
         for tensor in [sparse, heavy, index].into_iter().flat_map(|pair| [&mut pair.values, &mut pair.scores]) {
             tensor.set_rows(tokens);
         }
-        for tensor in [router_logits, experts, expert_weights] {
+        for tensor in [router_logits, expert_weights] {
             tensor.set_rows(tokens);
         }
     }

@@ -64,8 +64,7 @@ impl Config {
         let (rope, shape) = (file.rope()?, file.heads(HEAD_DIM)?);
         let (layers, context) = (file.size("num_hidden_layers")?, file.context(&rope)?);
         refuse_windows(file, layers, context)?;
-        let moe = moe(file)?;
-        let dense_layers = if moe.is_some() { dense_layers(file, layers)? } else { Vec::new() };
+        let (moe, dense_layers) = moe(file, layers)?;
         let has_dense = moe.is_none() || !dense_layers.is_empty();
         Ok(Self {
             vocab_size: file.size("vocab_size")?,
@@ -96,9 +95,10 @@ impl Config {
         Ok(Self { shape, intermediate_size, moe, shard, ..self.clone() })
     }
 
-    /// True if layer `i` has experts.
-    pub fn is_sparse(&self, i: usize) -> bool {
-        self.moe.is_some() && self.dense_layers.binary_search(&i).is_err()
+    /// Number of layer `i` among the layers with experts; `None` if it has none.
+    pub fn sparse_number(&self, i: usize) -> Option<usize> {
+        self.moe?;
+        self.dense_layers.binary_search(&i).err().map(|dense_before| i - dense_before)
     }
 
     /// The numbers that the runtime's parts of a decoder take.
@@ -118,13 +118,14 @@ impl Config {
     }
 }
 
-/// The experts, without which a Qwen3-MoE is refused.
-fn moe(file: &ConfigFile) -> Result<Option<MoeShape>, ConfigError> {
-    let moe = file.moe(false)?;
-    if moe.is_none() && file.get("model_type") == "qwen3_moe" {
-        return Err(file.invalid("num_experts is missing"));
+/// The experts, without which a Qwen3-MoE is refused, and the layers of such a model with a dense MLP.
+fn moe(file: &ConfigFile, layers: usize) -> Result<(Option<MoeShape>, Vec<usize>), ConfigError> {
+    let dense = dense_layers(file, layers)?;
+    match file.moe(false, layers - dense.len())? {
+        Some(moe) => Ok((Some(moe), dense)),
+        None if file.get("model_type") == "qwen3_moe" => Err(file.invalid("num_experts is missing")),
+        None => Ok((None, Vec::new())),
     }
-    Ok(moe)
 }
 
 /// Layers with a dense MLP: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th.

@@ -9,8 +9,8 @@ use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
 use pegainfer_kernels::ops::{self, Matrix};
 use pegainfer_runtime::{
-    Activations, Bounds, ConfigError, ConfigFile, DecoderWorkspace as Workspace, LoadError, Model, ModelInfo, Parts,
-    SampledRows, StepOf,
+    Activations, Adapters, Bounds, ConfigError, ConfigFile, DecoderWorkspace as Workspace, ExpertLayers, KeptTensors,
+    LayerSources, LoadError, Model, ModelInfo, Parts, SampledRows, StepOf,
 };
 
 /// Qwen3, 0.6B to 32B, and its siblings with experts, 30B-A3B to 480B-A35B.
@@ -62,6 +62,10 @@ impl Model for Qwen3 {
         weights::load(loader, config)
     }
 
+    fn adapted(config: &Config) -> Result<Vec<LayerSources>, String> {
+        Ok((0..config.layers).map(|i| weights::sources(config, i)).collect())
+    }
+
     fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Workspace> {
         Ok(Workspace::new(exec, &config.decoder(), bounds.size, [])?.0)
     }
@@ -79,20 +83,24 @@ impl Model for Qwen3 {
     }
 
     fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
-        let Pass { exec, config, weights, cache, work, inputs, previous, step, communicator, .. } = pass;
+        let Pass { exec, config, weights, cache, work, inputs, previous, step, adapters, communicator, .. } = pass;
         let inputs = &**inputs;
         let (first, eps) = (&weights.layers[0], config.rms_norm_eps);
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, &mut work.activations.residual)?;
-        if decode::supports(cache, step) {
+        if adapters.is_none() && decode::supports(cache, step) {
             return decode::run(exec, (config, weights), cache, work, inputs, step);
         }
         let Activations { residual, normed, .. } = &mut work.activations;
-        ops::rms_norm(exec, residual, &first.input_norm, eps, normed.input_of(&first.attention.qkv))?;
+        // Adapters read what the projection reads, in bf16.
+        let reader = adapters.is_none().then_some(&first.attention.qkv);
+        ops::rms_norm(exec, residual, &first.input_norm, eps, normed.input_of(reader))?;
         for (i, layer) in weights.layers.iter().enumerate() {
             let next = weights.layers.get(i + 1);
             // After the last layer's attention, nothing is wanted of tokens that are not sampled.
             let rows = if next.is_some() { SampledRows::All } else { SampledRows::of(step, inputs) };
-            layer.attention.forward(exec, work, &mut cache.layers[i], (inputs, step), rows)?;
+            let mut adapters = Adapters::of_layer(adapters, i);
+            let own = adapters.as_deref_mut();
+            layer.attention.forward(exec, work, &mut cache.layers[i], (inputs, step), rows, own)?;
             if rows == SampledRows::None {
                 return Ok(());
             }
@@ -105,7 +113,7 @@ impl Model for Qwen3 {
                 &layer.mlp,
                 next,
                 eps,
-                *communicator,
+                (*communicator, adapters),
             )?;
         }
         Ok(())
@@ -113,5 +121,18 @@ impl Model for Qwen3 {
 
     fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Matrix) {
         (work.activations.normed.bf16(), &weights.head)
+    }
+
+    fn kept_tensors(cache: &mut Cache) -> Option<KeptTensors<'_>> {
+        let blocks = cache.layers.iter_mut().flat_map(|layer| <[&mut Tensor; 2]>::from(layer.both_mut())).collect();
+        Some(KeptTensors { blocks, states: Vec::new() })
+    }
+
+    fn expert_layers(config: &Config) -> Option<ExpertLayers> {
+        config.moe.map(|moe| moe.counted(config.sparse_number(config.layers - 1)))
+    }
+
+    fn chosen_experts(work: &mut Workspace, layer: usize, tokens: usize) -> Option<&Tensor> {
+        Some(work.activations.mlp.chosen.of_layer(layer, tokens))
     }
 }

@@ -92,7 +92,8 @@ impl Config {
         ])?;
         file.check_dtype()?;
         let (shape, rope) = (file.heads(HEAD_DIM)?, file.rope()?);
-        let moe = moe(file)?;
+        let layers = layers(file)?;
+        let moe = moe(file, layers.len())?;
         let mut eos_token_ids = file.eos_token_ids()?;
         // The official checkpoints have no generation_config.json, and their config.json does not name the end of a
         // turn.
@@ -104,7 +105,7 @@ impl Config {
             hidden_size: file.size("hidden_size")?,
             intermediate_size: if moe.is_some() { 0 } else { file.size("intermediate_size")? },
             moe,
-            layers: layers(file)?,
+            layers,
             shape,
             all_heads: shape,
             shard: Shard::WHOLE,
@@ -186,7 +187,7 @@ impl Config {
         let full = hidden * (shape.gated_qkv_width() + shape.q_width());
         let mlp = match self.moe {
             // Each expert has a row of the router, the shared one a row of its own.
-            Some(MoeShape { route, width }) => route.count() * hidden * (3 * width + 1),
+            Some(MoeShape { route, width, .. }) => route.count() * hidden * (3 * width + 1),
             None => 3 * hidden * self.intermediate_size,
         };
         let mtp = if self.mtp { self.mtp_projection() + full + mlp } else { 0 };
@@ -210,9 +211,9 @@ impl Config {
     }
 }
 
-/// The experts, without which a Qwen3.5-MoE is refused.
-fn moe(file: &ConfigFile) -> Result<Option<MoeShape>, ConfigError> {
-    let moe = file.moe(true)?;
+/// The experts of all `layers` layers, without which a Qwen3.5-MoE is refused.
+fn moe(file: &ConfigFile, layers: usize) -> Result<Option<MoeShape>, ConfigError> {
+    let moe = file.moe(true, layers)?;
     if moe.is_none() && file.get("model_type").as_str().is_some_and(|name| name.starts_with("qwen3_5_moe")) {
         return Err(file.invalid("num_experts is missing"));
     }

@@ -14,7 +14,8 @@ use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
 use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Matrix};
 use pegainfer_runtime::{
-    Activations, Bounds, ConfigError, ConfigFile, DecoderWorkspace, LoadError, Model, ModelInfo, Parts, SampledRows,
+    Activations, Adapters, Bounds, ConfigError, ConfigFile, DecoderWorkspace, ExpertLayers, KeptTensors, LayerSources,
+    LoadError, Model, ModelInfo, Parts, Projection, SampledRows, adapted_linear,
 };
 
 /// The Qwen3.5 engine.
@@ -65,6 +66,10 @@ impl Model for Qwen35 {
         weights::load(loader, config)
     }
 
+    fn adapted(config: &Config) -> Result<Vec<LayerSources>, String> {
+        weights::sources(config)
+    }
+
     fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Workspace> {
         Workspace::new(exec, config, bounds)
     }
@@ -96,21 +101,25 @@ impl Model for Qwen35 {
     }
 
     fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
-        let Pass { exec, config, weights, cache, work, inputs, previous, step, communicator, .. } = pass;
+        let Pass { exec, config, weights, cache, work, inputs, previous, step, adapters, communicator, .. } = pass;
         let inputs = &**inputs;
         let (weights, eps) = (&weights.decoder, config.rms_norm_eps);
         let Activations { residual, normed, .. } = &mut work.decoder.activations;
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, residual)?;
         let first = &weights.layers[0];
-        ops::rms_norm(exec, residual, &first.input_norm, eps, normed.input_of(first.projection()))?;
+        // Adapters read what the projection reads, in bf16.
+        let reader = adapters.is_none().then(|| first.projection());
+        ops::rms_norm(exec, residual, &first.input_norm, eps, normed.input_of(reader))?;
         for (i, (layer, state)) in weights.layers.iter().zip(cache.iter_mut()).enumerate() {
             let next = weights.layers.get(i + 1);
             // After the last layer's attention, nothing is wanted of tokens that are not sampled, unless their output
             // is drafted from.
             let rows = if next.is_some() || config.mtp { SampledRows::All } else { SampledRows::of(step, inputs) };
+            let mut adapters = Adapters::of_layer(adapters, i);
+            let own = adapters.as_deref_mut();
             match &layer.mixer {
-                Mixer::Linear(mixer) => linear_attention(exec, config, mixer, work, state, step)?,
-                Mixer::Full(mixer) => mixer.forward(exec, &mut work.decoder, state.kv(), (inputs, step), rows)?,
+                Mixer::Linear(mixer) => linear_attention(exec, config, mixer, work, state, step, own)?,
+                Mixer::Full(mixer) => mixer.forward(exec, &mut work.decoder, state.kv(), (inputs, step), rows, own)?,
             }
             if rows == SampledRows::None {
                 return Ok(());
@@ -122,7 +131,7 @@ impl Model for Qwen35 {
                 Mixer::Linear(mixer) => (gated, &mixer.out),
                 Mixer::Full(mixer) => (&attention.attended, &mixer.o),
             };
-            activations.finish_layer(exec, mixed, &layer.mlp, next, eps, *communicator)?;
+            activations.finish_layer(exec, mixed, &layer.mlp, next, eps, (*communicator, adapters))?;
         }
         if config.mtp { mtp::gather_sampled(pass) } else { Ok(()) }
     }
@@ -130,6 +139,25 @@ impl Model for Qwen35 {
     fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Matrix) {
         let Workspace { decoder, sampled, .. } = work;
         (sampled.as_mut().unwrap_or(decoder.activations.normed.bf16()), &weights.decoder.head)
+    }
+
+    fn kept_tensors(cache: &mut Vec<LayerState>) -> Option<KeptTensors<'_>> {
+        let mut kept = KeptTensors::default();
+        for layer in cache {
+            match layer {
+                LayerState::Full(kv) => kept.blocks.extend(<[&mut Tensor; 2]>::from(kv.both_mut())),
+                LayerState::Linear { states, conv } => kept.states.extend([states, conv]),
+            }
+        }
+        Some(kept)
+    }
+
+    fn expert_layers(config: &Config) -> Option<ExpertLayers> {
+        config.moe.map(|moe| moe.counted(Some(config.layers.len() - 1)))
+    }
+
+    fn chosen_experts(work: &mut Workspace, layer: usize, tokens: usize) -> Option<&Tensor> {
+        Some(work.decoder.activations.mlp.chosen.of_layer(layer, tokens))
     }
 
     fn begin_draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
@@ -154,12 +182,13 @@ fn linear_attention(
     work: &mut Workspace,
     state: &mut LayerState,
     step: &Step,
+    adapters: Option<&mut Adapters<'_>>,
 ) -> Result<(), OpError> {
     let (shape, eps, (states, conv)) = (config.delta, config.rms_norm_eps, state.recurrent());
     let Workspace { decoder, segments, projected, mixed, chunks, read, gated, .. } = work;
     let weights = DeltaWeights { conv: &layer.conv, a_log: &layer.a_log, dt_bias: &layer.dt_bias, norm: &layer.norm };
-    let out = gated.input_of(&layer.out);
-    ops::linear(exec, &decoder.activations.normed, &layer.projection, projected)?;
+    let (out, normed) = (gated.input_of(adapters.is_none().then_some(&layer.out)), &decoder.activations.normed);
+    adapted_linear(exec, (normed, &layer.projection), Projection::Input, adapters, projected)?;
     if step.queries().1 == 1 {
         let (slots, scratch) = ((states, conv), (mixed, read));
         return ops::decode_delta(exec, projected, &weights, segments, shape, eps, slots, scratch, out);

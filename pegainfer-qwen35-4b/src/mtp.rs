@@ -37,13 +37,13 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
     let Pass { exec, config, cache, work, inputs, step, communicator, .. } = pass;
     let inputs = &**inputs;
     let (rows, kv) = (SampledRows::of(step, inputs), cache[config.layers.len()].kv());
-    mtp.attention.forward(exec, &mut work.decoder, kv, (inputs, step), rows)?;
+    mtp.attention.forward(exec, &mut work.decoder, kv, (inputs, step), rows, None)?;
     if rows == SampledRows::None {
         return Ok(());
     }
     let DecoderWorkspace { activations, attention } = &mut work.decoder;
     let mixed = (&*attention.attended, &mtp.attention.o);
-    activations.finish_layer(exec, mixed, &mtp.mlp, (&mtp.norm, None), eps, *communicator)
+    activations.finish_layer(exec, mixed, &mtp.mlp, (&mtp.norm, None), eps, (*communicator, None))
 }
 
 /// The residual stream of the layer, and in `normed` its input: `fc` is applied to embeddings and hidden states one

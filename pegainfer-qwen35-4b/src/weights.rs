@@ -8,7 +8,7 @@ use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_embedding, load_head};
+use pegainfer_runtime::{Attention, DecoderWeights, DenseMlp, LayerSources, Mlp, MoeShape, load_embedding, load_head};
 
 /// Prefixes of tensor names that a text engine skips, and their purpose.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
@@ -75,9 +75,14 @@ pub(crate) fn skipped(name: &str) -> Option<&'static str> {
 pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
     let hidden = config.hidden_size;
     let layers = config.layers.iter().enumerate();
-    let embedding = load_embedding(loader, EMBEDDING, (config.vocab_size, hidden), config.shard)?;
+    let mut embedding = load_embedding(loader, EMBEDDING, (config.vocab_size, hidden), config.shard)?;
+    if config.moe.is_some() {
+        MoeShape::scale_embedding(loader, (EMBEDDING, config.vocab_size), config.initializer_range, &mut embedding)?;
+    }
     let decoder = DecoderWeights {
-        layers: layers.map(|(i, kind)| Layer::load(loader, config, &prefix(i), *kind)).collect::<Result<_, _>>()?,
+        layers: layers
+            .map(|(i, kind)| Layer::load(loader, config, (&prefix(i), i), *kind))
+            .collect::<Result<_, _>>()?,
         norm: scale(config.gguf)(loader, "model.language_model.norm.weight".to_owned(), hidden)?,
         head: {
             let (tied, table) = (config.tie_word_embeddings, (&embedding, config.vocab_size));
@@ -102,6 +107,27 @@ fn prefix(i: usize) -> String {
     format!("model.language_model.layers.{i}")
 }
 
+/// Where the projections of the layers that adapters may change are in the checkpoint: no experts. The error says why
+/// there are none.
+pub(crate) fn sources(config: &Config) -> Result<Vec<LayerSources>, String> {
+    if config.delta.tiled_output {
+        return Err("a GGUF file of Qwen3.5 takes no LoRA adapters; use the checkpoint in safetensors".to_owned());
+    }
+    let layer = |(i, kind): (usize, &LayerKind)| {
+        let (prefix, shape) = (prefix(i), config.decoder());
+        let [input, output] = match kind {
+            LayerKind::Linear => LinearAttention::sources(config, &prefix).map(Some),
+            LayerKind::Full => Attention::sources(&prefix, &shape).map(Some),
+        };
+        let [gate_up, down] = match config.moe {
+            Some(_) => [None, None],
+            None => DenseMlp::sources(&prefix, &shape).map(Some),
+        };
+        LayerSources { input, output, gate_up, down }
+    };
+    Ok(config.layers.iter().enumerate().map(layer).collect())
+}
+
 impl Layer {
     /// The matrix that follows the input norm.
     pub(crate) fn projection(&self) -> &Matrix {
@@ -111,7 +137,13 @@ impl Layer {
         }
     }
 
-    fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str, kind: LayerKind) -> Result<Self, WeightsError> {
+    /// Loads layer number `i`, with this tensor name `prefix`.
+    fn load(
+        loader: &mut Loader<'_>,
+        config: &Config,
+        (prefix, i): (&str, usize),
+        kind: LayerKind,
+    ) -> Result<Self, WeightsError> {
         let (hidden, quantization, shape) = (config.hidden_size, config.quantization.as_ref(), config.decoder());
         let scale = scale(config.gguf);
         Ok(Self {
@@ -122,7 +154,7 @@ impl Layer {
             },
             mlp: {
                 let norm = scale(loader, format!("{prefix}.post_attention_layernorm.weight"), hidden)?;
-                Mlp::load(loader, prefix, (norm, config.moe.is_some()), &shape, quantization)?
+                Mlp::load(loader, prefix, (norm, config.moe.map(|_| i)), &shape, quantization)?
             },
         })
     }
@@ -142,7 +174,9 @@ impl Mtp {
             loader.stacked(&format!("mtp.fc.weight[{first}]"), &fc, columns)
         };
         let (embedding_projection, hidden_projection) = (half(0)?, half(hidden)?);
-        let Layer { input_norm, mixer, mlp } = Layer::load(loader, config, MTP_PREFIX, LayerKind::Full)?;
+        // Nobody reads the experts that the last layer chose, whose memory it shares.
+        let last = config.layers.len() - 1;
+        let Layer { input_norm, mixer, mlp } = Layer::load(loader, config, (MTP_PREFIX, last), LayerKind::Full)?;
         let Mixer::Full(attention) = mixer else { unreachable!("a layer of another kind") };
         Ok(Self {
             embedding_norm,

@@ -31,7 +31,7 @@ impl Pass<'_> {
         }
         self.join_inputs(mtp)?;
         self.enter_layer(&mtp.layer, true)?;
-        self.layer(&mtp.layer, LayerKind::Window, state)?;
+        self.layer(&mtp.layer, (self.draft_number(), LayerKind::Window), state)?;
         self.leave()?;
         self.sampled_rows(&mtp.head_hyper, &mtp.norm)
     }

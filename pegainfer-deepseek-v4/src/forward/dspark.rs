@@ -75,7 +75,7 @@ impl Pass<'_> {
             self.enter_layer(stage, i == 0)?;
             self.block_attention(&stage.attn, state)?;
             self.enter(&stage.ffn_hyper, &stage.ffn_norm)?;
-            self.experts(&stage.moe)?;
+            self.experts(&stage.moe, self.draft_number())?;
         }
         self.leave()?;
         self.sampled_rows(&dspark.head_hyper, &dspark.norm)

@@ -77,7 +77,7 @@ impl Load {
                 self.finished += 1;
             }
             TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => panic!("{id:?}: {error}"),
-            TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
+            TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) | TokenEvent::Vector(_) => {}
         }
     }
 }

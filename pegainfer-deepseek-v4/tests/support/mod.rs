@@ -49,6 +49,9 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         // As many snapshots as sequences, about.
         state_cache_bytes: Some(4 << 20),
         state_cache_interval: PAGE_TOKENS,
+        kv_offloading_bytes: None,
+        kv_disk: None,
+        lora: None,
         speculation: None,
     }
 }

@@ -12,6 +12,10 @@ mod gguf;
 mod graphs;
 mod grouped;
 mod invariance;
+mod kv_file;
+#[path = "../../../pegainfer-runtime/tests/family/lora.rs"]
+mod lora;
+mod lora_files;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
 #[path = "../../../pegainfer-runtime/tests/family/moe.rs"]
@@ -21,5 +25,7 @@ mod plan;
 mod ranks;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../../../pegainfer-runtime/tests/family/tiers.rs"]
+mod tiers;
 mod vocabulary;
 mod watch;

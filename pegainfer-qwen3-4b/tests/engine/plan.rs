@@ -201,6 +201,22 @@ fn official_sizes_with_experts_have_their_published_totals() {
     }
 }
 
+/// At 1,024 tokens of context. A batch reads the experts that its tokens hit if they choose evenly, 51.6 of 128 with 8
+/// sequences, and everything else once.
+#[test]
+fn a_decode_step_reads_the_experts_that_its_tokens_hit() {
+    let size = &WITH_EXPERTS[0];
+    let config = Qwen3::parse_config(&with_experts(size).to_string()).unwrap();
+    let expert = (config.layers * 3 * size.0 * size.5 * 2) as f64;
+    for (batch, hits, gigabytes) in [(1, 8.0, 6.18), (8, 51.6, 26.6), (32, 111.8, 56.3), (128, 128.0, 73.4)] {
+        let records = record::<Qwen3>(&config, 1, (batch, 1, 1024)).unwrap();
+        let read = total(&records, |r| if r.op == "experts" { r.bytes } else { 0 }) as f64 / expert;
+        assert!((read / hits - 1.0).abs() < 0.005, "{batch} sequences: {read} experts, expected {hits}");
+        let all = total(&records, |r| r.bytes) as f64 / 1e9;
+        assert!((all / gigabytes - 1.0).abs() < 0.03, "{batch} sequences: {all} GB, expected {gigabytes}");
+    }
+}
+
 #[test]
 fn layers_without_experts_have_a_dense_mlp() {
     let mut json = with_experts(&WITH_EXPERTS[0]);
@@ -208,8 +224,9 @@ fn layers_without_experts_have_a_dense_mlp() {
     json["mlp_only_layers"] = json!([3, 5]);
     json["norm_topk_prob"] = Value::Null;
     let config = Qwen3::parse_config(&json.to_string()).unwrap();
-    let sparse: Vec<usize> = (0..config.layers).filter(|i| config.is_sparse(*i)).collect();
+    let sparse: Vec<usize> = (0..config.layers).filter(|i| config.sparse_number(*i).is_some()).collect();
     assert_eq!((sparse.len(), &sparse[..3]), (22, &[1, 7, 9][..]));
+    assert_eq!((config.sparse_number(8), config.sparse_number(9), config.moe.unwrap().layers), (None, Some(2), 22));
     assert!(!config.moe.unwrap().route.normalize, "the default of transformers");
     let records = record::<Qwen3>(&config, 1, (1, 1, 8)).unwrap();
     let count = |op| records.iter().filter(|record| record.op == op).count();

@@ -29,15 +29,21 @@ pub const TIGHT_BLOCKS: u64 = 52;
 pub const MIXES_CACHE: u64 = 16 * 16 * 6144;
 /// Steps of [`mixes`].
 pub const MIXES_STEPS: u64 = 2_000;
+/// Adapters with reference outputs, in tests/fixtures/lora.
+pub const ADAPTERS: [&str; 3] = ["qv-r4", "rs-r8", "all-r16"];
 /// Checkpoints with experts, in bf16 and in FP8.
 pub const MOE: [&str; 2] = ["qwen3-moe-tiny", "qwen3-moe-tiny-fp8"];
+
+/// Number of their layers, all of which have experts.
+pub const EXPERT_LAYERS: usize = 3;
 
 /// A model without the layers after the first `layers`.
 pub fn first_layers(config: &Config, layers: usize) -> Config {
     Config { layers, ..config.clone() }
 }
 
-/// Experts and weights that the last layer chose.
-pub fn chosen_by_last_layer(work: &DecoderWorkspace) -> (&Tensor, &Tensor) {
-    (&work.activations.mlp.chosen, &work.activations.mlp.weights)
+/// Experts and weights that the last of `layers` layers chose for `tokens` tokens.
+pub fn chosen_by_layer(work: &mut DecoderWorkspace, layers: usize, tokens: usize) -> (&Tensor, &Tensor) {
+    let mlp = &mut work.activations.mlp;
+    (mlp.chosen.of_layer(layers - 1, tokens), &mlp.weights)
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Qwen35;
-use pegainfer_runtime::{Model, ModelBytes};
+use pegainfer_runtime::{Model, ModelBytes, record};
 use std::path::Path;
 
 fn tiny() -> Value {
@@ -217,6 +217,21 @@ fn official_sizes_with_experts_have_their_published_totals() {
         let padding = (read.layers.len() * (route.rows() - route.count()) * read.hidden_size * 2) as u64;
         let small = ModelBytes::of::<Qwen35>(&read).unwrap().weights - 2 * parameters - padding;
         assert!(small < 8_000_000, "norms in f32: {small}");
+    }
+}
+
+/// At 1,024 tokens of context: the experts that tokens hit if they choose evenly, and the shared one.
+#[test]
+fn a_decode_step_reads_the_experts_that_its_tokens_hit() {
+    let config = Qwen35::parse_config(&a3b().to_string()).unwrap();
+    let expert = (config.layers.len() * 3 * 2048 * 512 * 2) as f64;
+    for (batch, hits, gigabytes) in [(1, 9.0, 6.04), (8, 58.4, 19.5), (32, 164.3, 49.8), (128, 252.6, 86.4)] {
+        let records = record::<Qwen35>(&config, 1, (batch, 1, 1024)).unwrap();
+        let read: u64 = records.iter().filter(|r| r.op == "experts").map(|r| r.bytes).sum();
+        let read = read as f64 / expert;
+        assert!((read / hits - 1.0).abs() < 0.005, "{batch} sequences: {read} experts, expected {hits}");
+        let all = records.iter().map(|r| r.bytes).sum::<u64>() as f64 / 1e9;
+        assert!((all / gigabytes - 1.0).abs() < 0.04, "{batch} sequences: {all} GB, expected {gigabytes}");
     }
 }
 

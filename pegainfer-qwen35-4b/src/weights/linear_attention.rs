@@ -4,7 +4,7 @@ use crate::config::Config;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{DeltaShape, Matrix};
-use pegainfer_runtime::load_projection;
+use pegainfer_runtime::{ProjectionSource, load_projection};
 use std::ops::Range;
 
 /// Weights of a gated delta rule layer; shapes are those of `DeltaShape`.
@@ -40,7 +40,13 @@ struct Held<'a> {
     heads: usize,
 }
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    /// Those of the rank with these numbers.
+    fn of(config: &'a Config) -> Self {
+        let (shape, ranks) = (config.delta, config.shard.ranks);
+        Self { config, k: shape.k_width() * ranks, v: shape.v_width() * ranks, heads: shape.value_heads * ranks }
+    }
+
     /// Rows or channels of q, k and v of the whole model.
     fn channels(&self) -> usize {
         2 * self.k + self.v
@@ -74,33 +80,37 @@ impl Held<'_> {
 impl LinearAttention {
     /// Loads `linear_attn.*` of the layer with this tensor name `prefix`.
     pub(super) fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
-        let (hidden, quantization) = (config.hidden_size, config.quantization.as_ref());
-        let (shape, ranks) = (config.delta, config.shard.ranks);
-        let name = |tail: &str| format!("{prefix}.linear_attn.{tail}");
-        let held =
-            Held { config, k: shape.k_width() * ranks, v: shape.v_width() * ranks, heads: shape.value_heads * ranks };
-        let rows = |tail: &str, rows: usize, parts: Vec<Range<usize>>| {
-            let name = name(&format!("{tail}.weight"));
-            parts.into_iter().map(move |part| SourceTensor { name: name.clone(), rows, part })
-        };
-        let zeros = (shape.padding() > 0).then(|| SourceTensor::zeros(shape.padding()));
-        let parts: Vec<SourceTensor> = rows("in_proj_qkv", held.channels(), held.qkv())
-            .chain(rows("in_proj_z", held.v, held.values(0, shape.value_dim)))
-            .chain(rows("in_proj_b", held.heads, held.values(0, 1)))
-            .chain(rows("in_proj_a", held.heads, held.values(0, 1)))
-            .chain(zeros)
-            .collect();
-        let out = [SourceTensor::whole(name("out_proj.weight"), hidden)];
+        let (quantization, shape) = (config.quantization.as_ref(), config.delta);
+        let (name, held) = (|tail: &str| format!("{prefix}.linear_attn.{tail}"), Held::of(config));
+        let [input, out] = Self::sources(config, prefix);
         let decay = if config.gguf { (-std::f32::consts::E, decay_logarithm as fn(f32) -> f32) } else { AS_STORED };
-        let columns = Columns { stored: held.v, part: config.shard.part(held.v) };
         Ok(Self {
-            projection: load_projection(loader, quantization, &name("in_proj.weight"), &parts, hidden)?,
+            projection: load_projection(loader, quantization, &name("in_proj.weight"), &input.parts, input.columns)?,
             conv: conv(loader, name("conv1d.weight"), &held)?,
             a_log: of_heads(loader, name("A_log"), &held, decay)?,
             dt_bias: of_heads(loader, name("dt_bias"), &held, AS_STORED)?,
             norm: loader.converted(name("norm.weight"), &[shape.value_dim], 1.0, &[shape.value_dim], |w| w)?,
-            out: load_projection(loader, quantization, &out[0].name, &out, columns)?,
+            out: load_projection(loader, quantization, &out.parts[0].name, &out.parts, out.columns.clone())?,
         })
+    }
+
+    /// Where the rows of `projection` and `out` are in the checkpoint, for the layer with this tensor name `prefix`.
+    pub(super) fn sources(config: &Config, prefix: &str) -> [ProjectionSource; 2] {
+        let (hidden, shape, held) = (config.hidden_size, config.delta, Held::of(config));
+        let name = |tail: &str| format!("{prefix}.linear_attn.{tail}.weight");
+        let rows = |tail: &str, rows: usize, parts: Vec<Range<usize>>| {
+            let name = name(tail);
+            parts.into_iter().map(move |part| SourceTensor { name: name.clone(), rows, part })
+        };
+        let zeros = (shape.padding() > 0).then(|| SourceTensor::zeros(shape.padding()));
+        let parts = rows("in_proj_qkv", held.channels(), held.qkv())
+            .chain(rows("in_proj_z", held.v, held.values(0, shape.value_dim)))
+            .chain(rows("in_proj_b", held.heads, held.values(0, 1)))
+            .chain(rows("in_proj_a", held.heads, held.values(0, 1)))
+            .chain(zeros);
+        let out = vec![SourceTensor::whole(name("out_proj"), hidden)];
+        let columns = Columns { stored: held.v, part: config.shard.part(held.v) };
+        [ProjectionSource { parts: parts.collect(), columns: hidden.into() }, ProjectionSource { parts: out, columns }]
     }
 }
 

@@ -10,6 +10,8 @@ mod gguf;
 #[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
 mod graphs;
 mod invariance;
+#[path = "../../../pegainfer-runtime/tests/family/lora.rs"]
+mod lora;
 mod many_ranks;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
@@ -22,3 +24,5 @@ mod plan;
 mod ranks;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../../../pegainfer-runtime/tests/family/tiers.rs"]
+mod tiers;

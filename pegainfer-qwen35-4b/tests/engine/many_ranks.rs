@@ -2,6 +2,7 @@
 //! rank.
 
 use crate::ranks::{graphs_equal_launches, scheduling_changes_no_bit};
+use crate::support::invariance::DRIFT;
 use crate::support::{BUNDLED, best, bundled_model, engine_on, fixture, greedy, options, rank_counts, run};
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::rng;
@@ -100,7 +101,7 @@ fn many_ranks_agree_with_one() {
 
 #[test]
 fn bits_of_many_ranks_do_not_depend_on_scheduling() {
-    scheduling_changes_no_bit(RANKS, &Wide::new("bits").options());
+    scheduling_changes_no_bit(RANKS, &Wide::new("bits").options(), DRIFT);
 }
 
 #[test]

@@ -191,6 +191,7 @@ fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
         max_num_batched_tokens: None,
         max_num_mixed_tokens: 512,
         cuda_graph: true,
+        lora: None,
         speculation: None,
         kv_cache_bytes: None,
         gpu_memory_utilization: 0.9,
@@ -199,6 +200,8 @@ fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
         check_ranks: false,
         state_cache_bytes: None,
         state_cache_interval: 256,
+        kv_offloading_bytes: None,
+        kv_disk: None,
     };
     let fit = GpuFit::new::<Qwen35>(config, &defaults, 1, bytes);
     // The flag on a larger GPU gives the same result.

@@ -29,16 +29,21 @@ pub const TIGHT_BLOCKS: u64 = 50;
 pub const MIXES_CACHE: u64 = 14 * 16 * 3072;
 /// Steps of [`mixes`].
 pub const MIXES_STEPS: u64 = 2_000;
+/// Adapters with reference outputs, in tests/fixtures/lora.
+pub const ADAPTERS: [&str; 2] = ["hybrid-r8", "text-r16"];
 /// Checkpoints with experts, in bf16 and in FP8.
 pub const MOE: [&str; 2] = ["qwen35-moe-tiny", "qwen35-moe-tiny-fp8"];
+
+/// Number of their layers, all of which have experts.
+pub const EXPERT_LAYERS: usize = 4;
 
 /// A model without the layers after the first `layers`.
 pub fn first_layers(config: &Config, layers: usize) -> Config {
     Config { layers: config.layers[..layers].to_vec(), ..config.clone() }
 }
 
-/// Experts and weights that the last layer chose.
-pub fn chosen_by_last_layer(work: &Workspace) -> (&Tensor, &Tensor) {
-    let mlp = &work.decoder.activations.mlp;
-    (&mlp.chosen, &mlp.weights)
+/// Experts and weights that the last of `layers` layers chose for `tokens` tokens.
+pub fn chosen_by_layer(work: &mut Workspace, layers: usize, tokens: usize) -> (&Tensor, &Tensor) {
+    let mlp = &mut work.decoder.activations.mlp;
+    (mlp.chosen.of_layer(layers - 1, tokens), &mlp.weights)
 }
