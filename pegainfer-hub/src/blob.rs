@@ -2,15 +2,20 @@
 
 use super::cache::RepoCache;
 use super::client::{Client, RequestError, TRIES};
+use super::connections::Connections;
 use super::listing::FileInfo;
 use ring::digest;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use ureq::Body;
 use ureq::http::{Response, header};
 
-const BUFFER: usize = 1 << 16;
+pub(super) const BUFFER: usize = 1 << 16;
+
+/// Called with the number of bytes of a file that are there. Its error ends the download of the file.
+pub(super) type Report<'a> = &'a (dyn Fn(u64) -> Result<(), RequestError> + Sync);
 
 /// One file of a listing.
 pub(super) struct Blob<'a> {
@@ -20,11 +25,13 @@ pub(super) struct Blob<'a> {
     /// Name for messages.
     pub(super) name: &'a str,
     pub(super) info: &'a FileInfo,
+    pub(super) connections: &'a Connections,
+    pub(super) report: Report<'a>,
 }
 
 impl Blob<'_> {
-    /// Puts the file into the cache, unless it is there. `report` gets the number of bytes that are there.
-    pub(super) fn fetch(&self, report: &mut dyn FnMut(u64)) -> Result<(), RequestError> {
+    /// Puts the file into the cache, unless it is there.
+    pub(super) fn fetch(&self) -> Result<(), RequestError> {
         if self.repo.has(self.info) {
             return Ok(());
         }
@@ -32,13 +39,27 @@ impl Blob<'_> {
         if self.repo.has(self.info) {
             return Ok(());
         }
+        let whole = match self.is_large().then(|| self.client.retry((self.name, 2), || self.in_segments())) {
+            None | Some(Err(RequestError::NoRanges)) => self.in_one()?,
+            Some(result) => result?,
+        };
+        Ok(fs::rename(whole, self.repo.blob(&self.info.hash))?)
+    }
+
+    /// True for a file of several segments, or one that was begun in segments.
+    fn is_large(&self) -> bool {
+        self.info.size > self.client.segment || self.repo.segment_map(&self.info.hash).exists()
+    }
+
+    fn in_one(&self) -> Result<PathBuf, RequestError> {
         let partial = self.repo.partial(&self.info.hash);
-        self.client.retry((self.name, TRIES), || self.attempt(&partial, report))?;
-        Ok(fs::rename(partial, self.repo.blob(&self.info.hash))?)
+        let _connection = self.connections.take();
+        self.client.retry((self.name, TRIES), || self.attempt(&partial))?;
+        Ok(partial)
     }
 
     /// Completes the partial file and verifies it. A file that cannot be completed is emptied.
-    fn attempt(&self, partial: &Path, report: &mut dyn FnMut(u64)) -> Result<(), RequestError> {
+    fn attempt(&self, partial: &Path) -> Result<(), RequestError> {
         let mut file = File::options().read(true).write(true).create(true).truncate(false).open(partial)?;
         let mut hash = self.info.hash.start(self.info.size);
         let mut have = self.hash_present(&mut file, &mut hash)?;
@@ -49,26 +70,26 @@ impl Blob<'_> {
                 Err(RequestError::Status(416)) => return Err(discard(&file, true, "the hub cannot resume it")),
                 response => response?,
             };
-            if response.status() == 206 {
-                self.check_range(&response, have)?;
-            } else if have > 0 {
+            if have > 0 && !self.is_part(&response, &(have..self.info.size))? {
                 // The hub sends the whole file instead of the rest of it.
                 (have, hash) = (0, self.info.hash.start(self.info.size));
                 file.set_len(0)?;
                 file.seek(SeekFrom::Start(0))?;
             }
-            self.receive(response, (&mut file, &mut hash), have, report)?;
+            self.receive(response, (&mut file, &mut hash), have)?;
         }
-        let digits = hex(hash.finish().as_ref());
-        if digits != self.info.hash.digits() {
-            let reason = format!("its hash is {digits}, but the hub lists {}", self.info.hash.digits());
-            return Err(discard(&file, resumed, &reason));
-        }
+        self.check_hash(hash).map_err(|reason| discard(&file, resumed, &reason))?;
         Ok(file.sync_all()?)
     }
 
+    /// Compares a hash of the whole content with the listed one.
+    pub(super) fn check_hash(&self, hash: digest::Context) -> Result<(), String> {
+        let (digits, listed) = (hex(hash.finish().as_ref()), self.info.hash.digits());
+        if digits == listed { Ok(()) } else { Err(format!("its hash is {digits}, but the hub lists {listed}")) }
+    }
+
     /// Hashes the bytes left by an earlier try and returns their number. A file longer than the listed size is emptied.
-    fn hash_present(&self, file: &mut File, hash: &mut digest::Context) -> std::io::Result<u64> {
+    pub(super) fn hash_present(&self, file: &mut File, hash: &mut digest::Context) -> std::io::Result<u64> {
         let length = file.metadata()?.len();
         if length > self.info.size {
             file.set_len(0)?;
@@ -87,11 +108,13 @@ impl Blob<'_> {
         Ok(length - left)
     }
 
-    fn check_range(&self, response: &Response<Body>, from: u64) -> Result<(), RequestError> {
-        let size = self.info.size;
-        let expected = format!("bytes {from}-{}/{size}", size - 1);
+    /// True for a response with the bytes that were asked for, false for one with the whole file. ModelScope sends parts
+    /// with status 200.
+    pub(super) fn is_part(&self, response: &Response<Body>, bytes: &Range<u64>) -> Result<bool, RequestError> {
+        let expected = format!("bytes {}-{}/{}", bytes.start, bytes.end - 1, self.info.size);
         match response.headers().get(header::CONTENT_RANGE) {
-            Some(range) if *range == expected => Ok(()),
+            Some(range) if *range == expected => Ok(true),
+            None if response.status() != 206 => Ok(false),
             range => {
                 let reason = format!("the hub sends the range {range:?} where {expected:?} was asked for");
                 Err(RequestError::Rejected(reason))
@@ -105,7 +128,6 @@ impl Blob<'_> {
         response: Response<Body>,
         (file, hash): (&mut File, &mut digest::Context),
         have: u64,
-        report: &mut dyn FnMut(u64),
     ) -> Result<(), RequestError> {
         let size = self.info.size;
         if response.body().content_length().is_some_and(|length| length != size - have) {
@@ -125,7 +147,7 @@ impl Blob<'_> {
             }
             file.write_all(&buffer[..count])?;
             hash.update(&buffer[..count]);
-            report(have);
+            (self.report)(have)?;
         }
         if have < size {
             return Err(RequestError::Network(format!("the connection ended after {have} of {size} bytes")));

@@ -2,8 +2,9 @@
 //!
 //! Every path consists of the repository's id, fixed names, and checked hexadecimal digits.
 
-use super::gguf::MAIN;
 use super::listing::{FileInfo, Hash, is_file_name, is_hex};
+use super::segment_map::SegmentMap;
+use super::source::MAIN;
 use std::fs::{self, File, TryLockError};
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -37,6 +38,16 @@ impl RepoCache {
         self.blob(hash).with_added_extension("incomplete")
     }
 
+    /// Path of a file's content while it is downloaded in segments, which no other program takes for its beginning.
+    pub(super) fn segments(&self, hash: &Hash) -> PathBuf {
+        self.blob(hash).with_added_extension("segments")
+    }
+
+    /// Path of the map of the segments that are there.
+    pub(super) fn segment_map(&self, hash: &Hash) -> PathBuf {
+        self.blob(hash).with_added_extension("map")
+    }
+
     /// True if a file's content is complete. Its hash was checked before it was renamed; the size is compared in case
     /// another program wrote it.
     pub(super) fn has(&self, info: &FileInfo) -> bool {
@@ -47,6 +58,9 @@ impl RepoCache {
     pub(super) fn present(&self, info: &FileInfo) -> u64 {
         if self.has(info) {
             return info.size;
+        }
+        if let Some(map) = SegmentMap::read(&self.segment_map(&info.hash)).filter(|map| map.size == info.size) {
+            return map.present();
         }
         let partial = fs::metadata(self.partial(&info.hash)).map_or(0, |file| file.len());
         if partial <= info.size { partial } else { 0 }

@@ -3,6 +3,7 @@
 use super::cache::RepoCache;
 use super::complete::{INDEX, complete};
 use super::hub::Hub;
+use super::segment_map::SegmentMap;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -87,10 +88,12 @@ fn total_bytes(dir: &Path, snapshot: &Path) -> Option<u64> {
         return index["metadata"]["total_size"].as_u64();
     }
     let files = fs::read_dir(dir.join("blobs")).ok()?.flatten().map(|entry| entry.path());
-    files
-        .filter(|path| path.extension().is_some_and(|end| end == "incomplete"))
-        .filter_map(|path| file_bytes(&path))
-        .max()
+    let size = |path: PathBuf| match path.extension()?.to_str()? {
+        "incomplete" => file_bytes(&path),
+        "map" => SegmentMap::read(&path).map(|map| map.size),
+        _ => None,
+    };
+    files.filter_map(size).max()
 }
 
 /// Size of a whole safetensors file, from the header in its first part.
@@ -111,7 +114,12 @@ fn bytes(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let size = |entry: fs::DirEntry| match entry.metadata() {
         Ok(found) if found.is_dir() => bytes(&entry.path()),
-        Ok(found) if found.is_file() => found.len(),
+        Ok(found) if found.is_file() => match entry.path().extension().and_then(|end| end.to_str()) {
+            // A sparse file of the whole size, and the map of what is there.
+            Some("segments") => 0,
+            Some("map") => SegmentMap::read(&entry.path()).map_or(0, |map| map.present()),
+            _ => found.len(),
+        },
         _ => 0,
     };
     entries.map(size).sum()

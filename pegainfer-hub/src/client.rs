@@ -1,8 +1,11 @@
 //! Requests to the hub: allowed addresses, redirects, and which hosts get the token.
 
+use super::connections::CONNECTIONS;
 use super::pace::{MinRate, Paced};
+use super::source::Source;
 use std::io::Read;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
@@ -41,6 +44,25 @@ impl Default for Timeouts {
     }
 }
 
+/// How a hub is asked.
+#[derive(Debug, Clone)]
+pub(super) struct Access<'a> {
+    /// URL of the hub.
+    pub endpoint: &'a str,
+    /// The API that it speaks.
+    pub source: Source,
+    /// Token, sent only to the endpoint's own host.
+    pub token: Option<String>,
+    /// True to allow plain http for hosts other than this machine.
+    pub allow_plain_http: bool,
+    /// Certificate authorities that take the place of Mozilla's.
+    pub ca_file: Option<&'a Path>,
+    /// Size of the segments of a large file.
+    pub segment: u64,
+    /// Time limits of requests.
+    pub timeouts: Timeouts,
+}
+
 /// Why a request failed.
 #[derive(Debug, Error)]
 pub enum RequestError {
@@ -48,10 +70,12 @@ pub enum RequestError {
     #[error("the hub answers with HTTP {0}")]
     Status(u16),
     /// The hub has too many requests, of this user or of all; a later try may succeed.
-    #[error("{}", busy(*status))]
+    #[error("{}", busy(*status, token))]
     Busy {
         /// HTTP status: 429 or 503.
         status: u16,
+        /// Variable of the token that raises the limit.
+        token: &'static str,
         /// Time to wait, if the hub names one.
         retry_after: Option<Duration>,
     },
@@ -61,14 +85,20 @@ pub enum RequestError {
     /// The response breaks a rule and is not used; trying the same server again would not help.
     #[error("{0}")]
     Rejected(String),
+    /// The hub sends whole files where parts are asked for.
+    #[error("the hub sends no parts of files")]
+    NoRanges,
+    /// The download of another file of the model failed, so that this one was left unfinished.
+    #[error("another file failed")]
+    Stopped,
     /// The cache cannot be read or written.
     #[error("the cache cannot be used: {0}")]
     Disk(#[from] std::io::Error),
 }
 
-fn busy(status: u16) -> String {
+fn busy(status: u16, token: &str) -> String {
     match status {
-        429 => "the hub limits the rate of requests (HTTP 429): try again in some minutes, or set HF_TOKEN".into(),
+        429 => format!("the hub limits the rate of requests (HTTP 429): try again in some minutes, or set {token}"),
         _ => format!("the hub is overloaded or being maintained (HTTP {status}): try again later"),
     }
 }
@@ -78,7 +108,7 @@ impl RequestError {
         match self {
             Self::Status(status) => matches!(status, 408 | 500..),
             Self::Busy { .. } | Self::Network(_) => true,
-            Self::Rejected(_) | Self::Disk(_) => false,
+            Self::Rejected(_) | Self::NoRanges | Self::Stopped | Self::Disk(_) => false,
         }
     }
 
@@ -95,8 +125,11 @@ impl RequestError {
 pub struct Client {
     agent: Agent,
     endpoint: Uri,
+    pub(super) source: Source,
     token: Option<String>,
     allow_plain_http: bool,
+    /// See [`Access::segment`].
+    pub(super) segment: u64,
     /// See [`Timeouts::min_rate`].
     min_rate: MinRate,
     /// See [`Timeouts::pause`].
@@ -104,18 +137,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the hub at `endpoint`. The authorities in `ca_file` take the place of Mozilla's.
+    /// A client of a hub.
     ///
     /// # Errors
-    /// One clause: why `endpoint` is not used.
-    pub(super) fn new(
-        endpoint: &str,
-        token: Option<String>,
-        allow_plain_http: bool,
-        timeouts: &Timeouts,
-        ca_file: Option<&Path>,
-    ) -> Result<Self, String> {
-        let roots = ca_file.map(authorities).transpose()?.unwrap_or(RootCerts::WebPki);
+    /// One clause: why the endpoint is not used.
+    pub(super) fn new(access: Access<'_>) -> Result<Self, String> {
+        let timeouts = &access.timeouts;
+        let roots = access.ca_file.map(authorities).transpose()?.unwrap_or(RootCerts::WebPki);
         let agent = Agent::config_builder()
             .tls_config(TlsConfig::builder().root_certs(roots).build())
             .timeout_connect(Some(timeouts.connect))
@@ -124,14 +152,24 @@ impl Client {
             .timeout_per_write(Some(timeouts.read))
             // Redirects and statuses are handled here, because the token must not be sent to other hosts.
             .max_redirects(0)
+            .max_idle_connections(2 * CONNECTIONS)
+            .max_idle_connections_per_host(CONNECTIONS)
             .http_status_as_error(false)
             .accept_encoding("identity")
             .user_agent(concat!("pegainfer/", env!("CARGO_PKG_VERSION")))
             .build()
             .into();
-        let endpoint: Uri = endpoint.parse().map_err(|_| "it is not a URL such as https://huggingface.co")?;
-        let (min_rate, pause) = (timeouts.min_rate, timeouts.pause);
-        let client = Self { agent, endpoint, token, allow_plain_http, min_rate, pause };
+        let endpoint: Uri = access.endpoint.parse().map_err(|_| "it is not a URL such as https://huggingface.co")?;
+        let client = Self {
+            agent,
+            endpoint,
+            source: access.source,
+            token: access.token,
+            allow_plain_http: access.allow_plain_http,
+            segment: access.segment,
+            min_rate: timeouts.min_rate,
+            pause: timeouts.pause,
+        };
         client.check(&client.endpoint)?;
         Ok(client)
     }
@@ -167,6 +205,11 @@ impl Client {
         self.get_range(url, (from > 0).then(|| format!("bytes={from}-")))
     }
 
+    /// The response with these bytes. A hub that knows no ranges sends the whole file.
+    pub(super) fn get_part(&self, url: &str, bytes: &Range<u64>) -> Result<Response<Body>, RequestError> {
+        self.get_range(url, Some(format!("bytes={}-{}", bytes.start, bytes.end.saturating_sub(1))))
+    }
+
     /// The response with the first `bytes` bytes. A hub that knows no ranges sends more.
     pub(super) fn get_beginning(&self, url: &str, bytes: u64) -> Result<Response<Body>, RequestError> {
         self.get_range(url, Some(format!("bytes=0-{}", bytes.saturating_sub(1))))
@@ -184,7 +227,10 @@ impl Client {
                     target = self.redirected(&target, &response).map_err(rejected)?;
                     continue;
                 }
-                status @ (429 | 503) => return Err(RequestError::Busy { status, retry_after: retry_after(&response) }),
+                status @ (429 | 503) => {
+                    let token = self.source.token_variable();
+                    return Err(RequestError::Busy { status, token, retry_after: retry_after(&response) });
+                }
                 status => return Err(RequestError::Status(status)),
             }
             return match response.headers().get(header::CONTENT_ENCODING) {
@@ -206,6 +252,10 @@ impl Client {
         let mut request = self.agent.get(target);
         if let Some(token) = self.token.as_ref().filter(|_| self.may_have_token(target)) {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            if self.source == Source::ModelScope {
+                // ModelScope's file server takes a token as the cookie of a session.
+                request = request.header(header::COOKIE, format!("m_session_id={token}"));
+            }
         }
         if let Some(range) = range {
             request = request.header(header::RANGE, range);
@@ -252,7 +302,8 @@ fn retry_after(response: &Response<Body>) -> Option<Duration> {
 
 /// The certificate authorities in a PEM file.
 fn authorities(path: &Path) -> Result<RootCerts, String> {
-    let refused = |reason: String| format!("SSL_CERT_FILE {} is not used: {reason}", path.display());
+    let refused =
+        |reason: String| format!("the file of certificate authorities {} is not used: {reason}", path.display());
     let pem = std::fs::read(path).map_err(|error| refused(error.to_string()))?;
     let items = parse_pem(&pem).collect::<Result<Vec<_>, _>>().map_err(|error| refused(error.to_string()))?;
     let certificates = items.into_iter().filter_map(|item| match item {
@@ -300,7 +351,9 @@ mod tests {
     use super::*;
 
     fn client(endpoint: &str, allow_plain_http: bool) -> Result<Client, String> {
-        Client::new(endpoint, Some("secret".into()), allow_plain_http, &Timeouts::default(), None)
+        let (source, timeouts) = (Source::HuggingFace, Timeouts::default());
+        let token = Some("secret".into());
+        Client::new(Access { endpoint, source, token, allow_plain_http, ca_file: None, segment: 1, timeouts })
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Downloads a model: config.json first, and the rest after it was checked and the disk has space.
 
-use super::blob::Blob;
+use super::blob::{Blob, Report};
 use super::cache::RepoCache;
 use super::client::{Client, RequestError, TRIES};
 use super::complete::{self, INDEX, SINGLE};
+use super::connections::Connections;
 use super::error::HubError;
 use super::free_space::free_bytes;
 use super::gguf::ModelId;
-use super::hub::{ConfigCheck, Hub};
+use super::hub::{DownloadCheck, Hub, Known};
 use super::listing::{FileInfo, Listing};
+use super::transfers::Transfers;
 use indicatif::DecimalBytes;
 use pegainfer_terminal::progress::{Progress, Unit};
 use std::collections::BTreeSet;
@@ -37,8 +39,9 @@ pub(super) struct Download<'a> {
     pub(super) model: ModelId<'a>,
     /// False to leave out the safetensors.
     pub(super) weights: bool,
-    pub(super) check: &'a ConfigCheck<'a>,
+    pub(super) check: &'a DownloadCheck<'a>,
     pub(super) client: Client,
+    pub(super) connections: Connections,
     pub(super) repo: RepoCache,
 }
 
@@ -77,8 +80,8 @@ impl Download<'_> {
             return Err(self.without(listing, SINGLE));
         }
         let config = std::fs::read_to_string(self.text_file(listing, CONFIG)?);
-        (self.check)(&config.map_err(|error| self.failed(CONFIG, error.to_string()))?)
-            .map_err(|reason| self.refused(self.model.repo, reason))?;
+        let config = config.map_err(|error| self.failed(CONFIG, error.to_string()))?;
+        (self.check)(Known::Config(&config)).map_err(|reason| self.refused(self.model.repo, reason))?;
         let mut files = Vec::new();
         for name in TEXT_FILES.into_iter().filter(|name| has(name)) {
             files.push((name.to_owned(), self.text_info(listing, name)?));
@@ -105,23 +108,25 @@ impl Download<'_> {
         let total: u64 = files.iter().map(|(_, info)| info.size).sum();
         let present: u64 = files.iter().map(|(_, info)| self.repo.present(info)).sum();
         let missing = total.saturating_sub(present);
+        if missing > 0 {
+            (self.check)(Known::Bytes(total)).map_err(|reason| self.refused(self.model.repo, reason))?;
+        }
         self.check_space(missing)?;
         if missing == 0 {
-            return files.iter().map(|(name, info)| self.file(listing, name, info, &mut |_| ())).collect();
+            return files.iter().map(|(name, info)| self.file(listing, name, info, &|_| Ok(()))).collect();
         }
         let (dir, bytes, count) = (self.hub.cache.display(), DecimalBytes(missing), files.len());
         log::info!("downloading {bytes} of {} to {dir}: {} in {count} files", self.model.repo, DecimalBytes(total));
-        let mut progress = Progress::start(format!("downloading {}", self.model.repo), Unit::Bytes, present, total);
-        let (mut paths, mut complete) = (Vec::new(), 0);
-        for (i, (name, info)) in files.iter().enumerate() {
-            // Files after this one may have been begun earlier.
-            let later: u64 = files[i + 1..].iter().map(|(_, info)| self.repo.present(info)).sum();
-            let mut report = |bytes: u64| progress.set(complete + bytes + later);
-            paths.push(self.file(listing, name, info, &mut report)?);
-            complete += info.size;
-        }
-        progress.finish();
-        Ok(paths)
+        let progress = Progress::start(format!("downloading {}", self.model.repo), Unit::Bytes, present, total);
+        let present = files.iter().map(|(_, info)| self.repo.present(info)).collect();
+        let all = Transfers::new(progress, present);
+        let fetch = |i: usize| {
+            let (name, info) = &files[i];
+            self.file(listing, name, info, &|bytes| all.report(i, bytes))
+        };
+        let paths = all.run(fetch);
+        all.finish();
+        paths
     }
 
     fn check_space(&self, bytes: u64) -> Result<(), HubError> {
@@ -154,25 +159,24 @@ impl Download<'_> {
     }
 
     fn text_file(&self, listing: &Listing, name: &str) -> Result<PathBuf, HubError> {
-        self.file(listing, name, self.text_info(listing, name)?, &mut |_| ())
+        self.file(listing, name, self.text_info(listing, name)?, &|_| Ok(()))
     }
 
-    /// Downloads one file. `report` gets the number of its bytes that are there.
-    fn file(
-        &self,
-        listing: &Listing,
-        name: &str,
-        info: &FileInfo,
-        report: &mut dyn FnMut(u64),
-    ) -> Result<PathBuf, HubError> {
-        let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.model.repo, listing.commit));
-        let blob = Blob { client: &self.client, repo: &self.repo, url, name, info };
-        blob.fetch(report).and_then(|()| Ok(self.repo.link(&listing.commit, name, &info.hash)?)).map_err(|error| {
-            match error {
+    /// URL of a file's content.
+    pub(super) fn url(&self, name: &str, info: &FileInfo) -> String {
+        self.client.url(&self.client.source.file(self.model.repo, &info.revision, name))
+    }
+
+    /// Downloads one file.
+    fn file(&self, listing: &Listing, name: &str, info: &FileInfo, report: Report<'_>) -> Result<PathBuf, HubError> {
+        let (url, connections) = (self.url(name, info), &self.connections);
+        let blob = Blob { client: &self.client, repo: &self.repo, url, name, info, connections, report };
+        blob.fetch().and_then(|()| Ok(self.repo.link(&listing.commit, name, &info.hash)?)).map_err(
+            |error| match error {
                 RequestError::Status(status @ (401 | 403)) => self.gated(status),
                 error => self.failed(name, error.to_string()),
-            }
-        })
+            },
+        )
     }
 
     /// A complete earlier download, for when the hub cannot be reached.
@@ -193,16 +197,19 @@ impl Download<'_> {
 
     /// The error of a gated repository: its listing is public, its files are not.
     pub(super) fn gated(&self, status: u16) -> HubError {
-        HubError::Gated { endpoint: self.hub.endpoint.clone(), id: self.model.repo.to_string(), status }
+        let page = self.client.url(&self.hub.source.page(self.model.repo));
+        let token = self.hub.source.token_variable();
+        HubError::Gated { endpoint: self.hub.endpoint.clone(), id: self.model.repo.to_string(), status, page, token }
     }
 
     fn explain(&self, error: RequestError) -> HubError {
         let (endpoint, id) = (self.hub.endpoint.clone(), self.model.repo.to_string());
+        let token = self.hub.source.token_variable();
         match error {
-            RequestError::Status(404) => HubError::NotFound { endpoint, id },
+            RequestError::Status(404) => HubError::NotFound { endpoint, id, token },
             // Without a token, the hub also answers 401 for repositories that do not exist.
-            RequestError::Status(401) if self.hub.token.is_none() => HubError::NotFound { endpoint, id },
-            RequestError::Status(status @ (401 | 403)) => HubError::Forbidden { endpoint, id, status },
+            RequestError::Status(401) if self.hub.token.is_none() => HubError::NotFound { endpoint, id, token },
+            RequestError::Status(status @ (401 | 403)) => HubError::Forbidden { endpoint, id, status, token },
             RequestError::Network(reason) => HubError::Unreachable { endpoint, id, reason },
             error => HubError::Answer { endpoint, id, reason: error.to_string() },
         }

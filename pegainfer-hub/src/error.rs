@@ -7,16 +7,20 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum HubError {
     /// The repository does not exist, or it is private.
-    #[error("{endpoint} has no model {id}, or it is private and HF_TOKEN is missing")]
+    #[error("{endpoint} has no model {id}, or it is private and {token} is missing")]
     NotFound {
+        /// Variable of the hub's token.
+        token: &'static str,
         /// URL of the hub.
         endpoint: String,
         /// Id of the model.
         id: String,
     },
     /// The token is missing or lacks access.
-    #[error("{endpoint} refuses access to {id} (HTTP {status}): set HF_TOKEN to a token that may read it")]
+    #[error("{endpoint} refuses access to {id} (HTTP {status}): set {token} to a token that may read it")]
     Forbidden {
+        /// Variable of the hub's token.
+        token: &'static str,
         /// URL of the hub.
         endpoint: String,
         /// Id of the model.
@@ -26,10 +30,14 @@ pub enum HubError {
     },
     /// The hub lists the repository, and refuses its files.
     #[error(
-        "{endpoint} refuses the files of {id} (HTTP {status}): log in, accept the terms at {endpoint}/{id}, and set \
-         HF_TOKEN to a token of that account"
+        "{endpoint} refuses the files of {id} (HTTP {status}): log in, accept the terms at {page}, and set \
+         {token} to a token of that account"
     )]
     Gated {
+        /// URL of the model's page.
+        page: String,
+        /// Variable of the hub's token.
+        token: &'static str,
         /// URL of the hub.
         endpoint: String,
         /// Id of the model.
@@ -54,6 +62,14 @@ pub enum HubError {
         endpoint: String,
         /// Id of the model.
         id: String,
+        /// Error of the network.
+        reason: String,
+    },
+    /// The hub does not answer.
+    #[error("{endpoint} cannot be reached: {reason}")]
+    Silent {
+        /// URL of the hub.
+        endpoint: String,
         /// Error of the network.
         reason: String,
     },

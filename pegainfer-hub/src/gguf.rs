@@ -1,6 +1,7 @@
 //! Models in GGUF in a repository, which usually holds one in each of many quantisations.
 
 use super::listing::is_file_name;
+use super::source::MAIN;
 use pegainfer_model_files::gguf::{is_model, model_name, shard_names};
 use std::path::Path;
 
@@ -8,9 +9,6 @@ use std::path::Path;
 const SEPARATORS: [char; 3] = ['-', '.', '_'];
 /// Maximum number of names in a message.
 const SHOWN: usize = 20;
-
-/// The revision that is taken if none is named.
-pub(super) const MAIN: &str = "main";
 
 /// An id with revision and quantisation, `organisation/name@REVISION:Q4_K_M`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

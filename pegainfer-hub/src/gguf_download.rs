@@ -4,7 +4,7 @@ use super::client::{RequestError, TRIES};
 use super::download::Download;
 use super::error::HubError;
 use super::gguf;
-use super::hub::ConfigCheck;
+use super::hub::{DownloadCheck, Known};
 use super::listing::{FileInfo, Listing};
 use pegainfer_model_files::gguf::{Gguf, Header};
 use pegainfer_model_files::{ModelFiles, check_architecture};
@@ -27,30 +27,29 @@ impl Download<'_> {
             files.push((name, info));
         }
         let (first, info) = &files[0];
-        if let Some(architecture) = self.architecture(listing, first, info)? {
+        if let Some(architecture) = self.architecture(first, info)? {
             check_architecture(&architecture).map_err(refused)?;
         }
-        let headers =
-            files.iter().map(|(name, info)| self.header(listing, name, info)).collect::<Result<Vec<_>, _>>()?;
+        let headers = files.iter().map(|(name, info)| self.header(name, info)).collect::<Result<Vec<_>, _>>()?;
         let paths = files.iter().map(|(name, _)| PathBuf::from(name)).collect();
         check(paths, headers, self.check).map_err(refused)?;
         Ok(self.files(listing, &files)?.swap_remove(0))
     }
 
     /// Reads the architecture, which is among a file's first bytes.
-    fn architecture(&self, listing: &Listing, name: &str, info: &FileInfo) -> Result<Option<String>, HubError> {
-        let body = self.beginning(listing, name, Some(BEGINNING.min(info.size)))?;
+    fn architecture(&self, name: &str, info: &FileInfo) -> Result<Option<String>, HubError> {
+        let body = self.beginning(name, info, Some(BEGINNING.min(info.size)))?;
         Header::architecture(body.take(BEGINNING), info.size).map_err(|error| self.unreadable(name, &error))
     }
 
     /// Reads the header of a GGUF file and ends the transfer.
-    fn header(&self, listing: &Listing, name: &str, info: &FileInfo) -> Result<Header, HubError> {
-        let body = BufReader::new(self.beginning(listing, name, None)?.take(MAX_GGUF_HEADER));
+    fn header(&self, name: &str, info: &FileInfo) -> Result<Header, HubError> {
+        let body = BufReader::new(self.beginning(name, info, None)?.take(MAX_GGUF_HEADER));
         Header::read(body, info.size).map_err(|error| self.unreadable(name, &error))
     }
 
-    fn beginning(&self, listing: &Listing, name: &str, bytes: Option<u64>) -> Result<impl Read + use<>, HubError> {
-        let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.model.repo, listing.commit));
+    fn beginning(&self, name: &str, info: &FileInfo, bytes: Option<u64>) -> Result<impl Read + use<>, HubError> {
+        let url = self.url(name, info);
         let response = self.client.retry((name, TRIES), || match bytes {
             Some(bytes) => self.client.get_beginning(&url, bytes),
             None => self.client.get(&url, 0),
@@ -83,12 +82,12 @@ impl Download<'_> {
 }
 
 /// Refuses what is not served: an architecture, a type of weights, a tokenizer, a configuration.
-fn check(paths: Vec<PathBuf>, headers: Vec<Header>, check: &ConfigCheck<'_>) -> Result<(), String> {
+fn check(paths: Vec<PathBuf>, headers: Vec<Header>, check: &DownloadCheck<'_>) -> Result<(), String> {
     let words = |error: pegainfer_model_files::FilesError| error.to_string();
     let files = ModelFiles::from_gguf(Gguf::new(paths, headers).map_err(words)?).map_err(words)?;
     files.read("tokenizer.json").map_err(words)?;
     match files.read("config.json").map_err(words)? {
-        Some(config) => check(&config),
+        Some(config) => check(Known::Config(&config)),
         None => Ok(()),
     }
 }

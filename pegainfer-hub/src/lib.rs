@@ -1,4 +1,4 @@
-//! Downloads checkpoints from the Hugging Face hub.
+//! Downloads checkpoints from the Hugging Face hub or ModelScope.
 //!
 //! Files are stored in the hub's usual cache (`HF_HUB_CACHE`, `HF_HOME`, or `~/.cache/huggingface`), shared with other
 //! tools. An interrupted download is resumed. `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
@@ -9,11 +9,12 @@
 //!
 //! # Layout
 //! - [`client`]: requests, redirects, and which hosts get the token. `listing`: files of a commit with sizes and
-//!   hashes.
+//!   hashes. `source`, `modelscope`: what differs between Hugging Face's API and ModelScope's.
 //! - [`pace`]: the minimum rate of a download.
 //! - `hub`: [`Hub`], as the environment names it.
 //! - `download`: config.json first; the rest after it was checked, if the disk has space for it (`free_space`). `blob`:
-//!   one file, resumed and verified.
+//!   one file, resumed and verified. `transfers`: several files at the same time. `segmented`, `segment_map`: one large file
+//!   over several connections. `connections`: their number.
 //! - `gguf`, `gguf_download`: the choice of a GGUF file by its quantisation, and its download after its header was read.
 //! - `complete`: complete models in the cache. `cache`: paths, locks and links of the cache. `cached`: the models in the
 //!   cache. `error`: [`HubError`].
@@ -36,6 +37,7 @@ mod cache;
 mod cached;
 pub mod client;
 mod complete;
+mod connections;
 mod download;
 mod error;
 mod free_space;
@@ -43,21 +45,31 @@ mod gguf;
 mod gguf_download;
 mod hub;
 mod listing;
+mod modelscope;
 pub mod pace;
+mod segment_map;
+mod segmented;
+
+mod source;
+mod transfers;
 
 pub use cached::CachedModel;
 pub use error::HubError;
-pub use hub::{ConfigCheck, Hub};
+pub use hub::{DownloadCheck, Hub, Known};
+pub use source::Source;
 
 use cache::RepoCache;
-use client::Client;
+use client::{Access, Client, RequestError};
+use connections::Connections;
 use download::Download;
 use gguf::ModelId;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 impl Hub {
     /// Downloads the files of `id` (`organisation/name`) that serving needs and returns the local directory. `weights`
-    /// = false leaves out the safetensors. `check` sees config.json before anything else is downloaded.
+    /// = false leaves out the safetensors. `check` sees config.json before anything else is
+    /// downloaded, and the size before the weights are.
     ///
     /// `id` may name a branch, tag or commit: `organisation/name@REVISION`. With the quantisation of a GGUF file
     /// (`organisation/name:Q4_K_M`), downloads that file or its shards and returns the path of the first. Their headers
@@ -65,7 +77,7 @@ impl Hub {
     ///
     /// # Errors
     /// One sentence: what the hub, the network or the cache's disk refused.
-    pub fn fetch(&self, id: &str, weights: bool, check: &ConfigCheck<'_>) -> Result<PathBuf, HubError> {
+    pub fn fetch(&self, id: &str, weights: bool, check: &DownloadCheck<'_>) -> Result<PathBuf, HubError> {
         let model = ModelId::parse(id);
         let repo = RepoCache::new(&self.cache, model.repo);
         if self.offline {
@@ -73,14 +85,37 @@ impl Hub {
             let found = complete::model(&repo, model, weights);
             return found.ok_or_else(|| HubError::Offline { dir: dir(), id: id.into() });
         }
-        let client = Client::new(
-            &self.endpoint,
-            self.token.clone(),
-            self.allow_plain_http,
-            &self.timeouts,
-            self.ca_file.as_deref(),
-        )
-        .map_err(|reason| HubError::Endpoint { endpoint: self.endpoint.clone(), reason })?;
-        Download { hub: self, model, weights, check, client, repo }.run()
+        let client = self.client()?;
+        Download { hub: self, model, weights, check, client, connections: Connections::default(), repo }.run()
+    }
+
+    /// Asks the hub once, and returns how long its answer took. A refusal is an answer.
+    ///
+    /// # Errors
+    /// The endpoint is not used, or does not answer.
+    pub fn ping(&self) -> Result<Duration, HubError> {
+        let (client, asked) = (self.client()?, Instant::now());
+        match client.get(&client.url("/api/models?limit=1"), 0) {
+            Err(RequestError::Network(reason)) => Err(HubError::Silent { endpoint: self.endpoint.clone(), reason }),
+            _ => Ok(asked.elapsed()),
+        }
+    }
+
+    /// Bytes that this user may still write to the cache's disk; `None` if the system does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        free_space::free_bytes(&self.cache)
+    }
+
+    fn client(&self) -> Result<Client, HubError> {
+        let access = Access {
+            endpoint: &self.endpoint,
+            source: self.source,
+            token: self.token.clone(),
+            allow_plain_http: self.allow_plain_http,
+            ca_file: self.ca_file.as_deref(),
+            segment: self.segment,
+            timeouts: self.timeouts.clone(),
+        };
+        Client::new(access).map_err(|reason| HubError::Endpoint { endpoint: self.endpoint.clone(), reason })
     }
 }

@@ -1,6 +1,7 @@
 //! The hub's listing of a commit: its files with their sizes and hashes.
 
 use super::client::{Client, RequestError};
+use super::source::Source;
 use pegainfer_terminal::progress::{Progress, Unit};
 use ring::digest;
 use serde::Deserialize;
@@ -13,7 +14,7 @@ const BUFFER: usize = 1 << 14;
 
 /// Files of one commit.
 pub(super) struct Listing {
-    /// Id of the commit: 40 hexadecimal digits.
+    /// Id of the commit, or what stands for it: 40 hexadecimal digits.
     pub(super) commit: String,
     /// Files by path in the repository, as the hub spells it: not to be used as a local path. `None` if size or hash
     /// are missing or malformed, so that the file could not be verified.
@@ -27,6 +28,8 @@ pub(super) struct FileInfo {
     pub(super) size: u64,
     /// Hash of the content, which also names the file in the cache.
     pub(super) hash: Hash,
+    /// The commit to ask for the file.
+    pub(super) revision: String,
 }
 
 /// Hash of a file's content in lower-case hexadecimal digits.
@@ -83,7 +86,8 @@ struct Lfs {
 impl Listing {
     /// Requests the commit of a revision of `id`: of a branch its newest one.
     pub(super) fn fetch(client: &Client, id: &str, revision: &str) -> Result<Self, RequestError> {
-        let response = client.get(&client.url(&format!("/api/models/{id}/revision/{revision}?blobs=true")), 0)?;
+        let revision = client.source.revision(revision);
+        let response = client.get(&client.url(&client.source.listing(id, revision)), 0)?;
         let rejected = |reason| RequestError::Rejected(format!("the hub's listing is not used: {reason}"));
         let length = response.body().content_length().unwrap_or(0);
         let mut progress = Progress::start(format!("reading the list of files of {id}"), Unit::Bytes, 0, length);
@@ -101,7 +105,11 @@ impl Listing {
             progress.add(count as u64);
         }
         progress.finish();
-        Self::parse(&body).map_err(rejected)
+        match client.source {
+            Source::HuggingFace => Self::parse(&body),
+            Source::ModelScope => Self::parse_modelscope(&body, revision),
+        }
+        .map_err(rejected)
     }
 
     /// Parses a listing, and checks its names and hashes.
@@ -111,21 +119,22 @@ impl Listing {
             return Err("its commit id is not 40 hexadecimal digits".into());
         }
         let files = info.siblings.into_iter().map(|sibling| {
-            let file = sibling.info();
+            let file = sibling.info(&info.sha);
             (sibling.rfilename, file)
         });
-        Ok(Self { commit: info.sha, files: files.collect() })
+        let files = files.collect();
+        Ok(Self { commit: info.sha, files })
     }
 }
 
 impl Sibling {
-    fn info(&self) -> Option<FileInfo> {
+    fn info(&self, commit: &str) -> Option<FileInfo> {
         let (size, hash) = match (&self.lfs, &self.blob_id) {
             (Some(lfs), _) if is_hex(&lfs.sha256, 64) => (lfs.size, Hash::Sha256(lfs.sha256.clone())),
             (None, Some(id)) if is_hex(id, 40) => (self.size?, Hash::GitBlob(id.clone())),
             _ => return None,
         };
-        Some(FileInfo { size, hash })
+        Some(FileInfo { size, hash, revision: commit.to_owned() })
     }
 }
 
@@ -155,8 +164,14 @@ mod tests {
         };
         let good = listing(&sha1, &sha1, &sha256).unwrap();
         assert_eq!(good.files.keys().collect::<Vec<_>>(), ["a", "b", "c"]);
-        assert_eq!(good.files["a"], Some(FileInfo { size: 3, hash: Hash::GitBlob(sha1.clone()) }));
-        assert_eq!(good.files["b"], Some(FileInfo { size: 5, hash: Hash::Sha256(sha256.clone()) }));
+        assert_eq!(
+            good.files["a"],
+            Some(FileInfo { size: 3, hash: Hash::GitBlob(sha1.clone()), revision: sha1.clone() })
+        );
+        assert_eq!(
+            good.files["b"],
+            Some(FileInfo { size: 5, hash: Hash::Sha256(sha256.clone()), revision: sha1.clone() })
+        );
         assert_eq!(good.files["c"], None);
         for bad in ["../../x", "/etc/x", "", "main", &"A".repeat(40), &"a".repeat(41), "a/b", &"\u{130}".repeat(20)] {
             assert!(listing(bad, &sha1, &sha256).is_err(), "{bad}");

@@ -47,6 +47,12 @@ pub fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
     if text.trim() == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
+/// Like [`parse_bytes`], but a number without a unit counts GiB.
+pub fn parse_gib(text: &str) -> Result<u64, String> {
+    let is_number = text.trim().ends_with(|last: char| last.is_ascii_digit());
+    if is_number { parse_bytes(&format!("{}G", text.trim())) } else { parse_bytes(text) }
+}
+
 /// A time with its unit, such as 300ms, 1.5s or 20us.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
@@ -97,6 +103,9 @@ mod tests {
             ("7 mib", 7 << 20),
         ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for (text, bytes) in [("4", 4 << 30), ("0.5", 1 << 29), ("512M", 512 << 20), ("2GB", 2_000_000_000)] {
+            assert_eq!(parse_gib(text), Ok(bytes), "{text}");
         }
         for bad in ["", "M", "4X", "-1G", "1..5G", "0", "1e30", "99999999T"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
