@@ -1,14 +1,17 @@
 //! The application: the API behind the middleware of the HTTP server. Only this module knows both.
 
+use crate::adapters::Adapters;
 use crate::api::{self, ApiOptions, AppState};
 use crate::api_style::ApiStyle;
 use crate::budget::Budget;
 use crate::http::guard::{Guard, Throttle};
-use crate::http::{self, Access, AllowedHosts, ApiKeys, Cors, Server, Tls, TrustedProxies};
+use crate::http::{self, Access, AllowedHosts, ApiKeys, Cors, Ports, Server, Tls, TrustedProxies};
 use crate::http::{cors, deadline, error_shape, guard, hosts, request_id};
+use crate::keyed_hash::KeyedHash;
 use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
 use crate::metrics::{Metrics, access};
+use crate::models::{Model, Models, Text};
 use crate::record::Recorder;
 use crate::text_service::{Checkpoint, GrammarTrial};
 use crate::trace::{self, Tracer};
@@ -63,6 +66,10 @@ pub struct Options {
     pub recorder: Option<Arc<Recorder>>,
     /// Limits on requests.
     pub limits: Limits,
+    /// Hashes keys, addresses and salts.
+    pub hasher: KeyedHash,
+    /// Adapters that requests may name; `None` if they are not enabled.
+    pub adapters: Option<Arc<Adapters>>,
 }
 
 impl Default for Options {
@@ -87,20 +94,35 @@ impl Default for Options {
             grammar_trial: None,
             recorder: None,
             limits: Limits::default(),
+            hasher: KeyedHash::default(),
+            adapters: None,
         }
     }
 }
 
-/// The API of one model, ready to be served.
+/// The API of the models, ready to be served.
 pub struct App {
     state: Arc<AppState>,
     router: Router,
+    /// vLLM's gRPC services.
+    grpc: Router,
     server: Server,
 }
 
 impl App {
-    /// The API of a model that has not served a request yet. An empty `names` becomes the checkpoint's own name.
-    pub fn new(engine: EngineHandle, checkpoint: Checkpoint, names: Vec<String>, options: Options) -> Self {
+    /// The API of one model that has not served a request yet. An empty `names` becomes the checkpoint's own name.
+    pub fn new(engine: EngineHandle, checkpoint: Checkpoint, mut names: Vec<String>, options: Options) -> Self {
+        if names.is_empty() {
+            names.push(checkpoint.name.clone());
+        }
+        let metrics = Arc::new(Metrics::new(&names[0], options.recorder.clone()));
+        let text = Text::new(checkpoint, &engine, options.grammar_trial.clone());
+        let model = Model::new(names, engine, text, options.adapters.clone(), None, &metrics);
+        Self::of(Models::pinned(model, metrics.clone()), metrics, options)
+    }
+
+    /// The API of these models, which have these metrics.
+    pub fn of(models: Arc<Models>, metrics: Arc<Metrics>, options: Options) -> Self {
         let Options { strict, plain_messages, normalize_prompts, max_body, request_timeout, client_timeout, .. } =
             options;
         let Options { keep_alive_interval, drain_timeout, .. } = options;
@@ -108,20 +130,19 @@ impl App {
         let Limits { max_connections, min_read_rate, .. } = options.limits;
         let max_connections = max_connections.map_or_else(http::default_max_connections, Into::into);
         let proxies = options.trusted_proxies;
-        let (grammar_trial, recorder, limits) = (options.grammar_trial, options.recorder, options.limits);
-        let limits = ApiOptions {
+        let (recorder, limits) = (options.recorder, options.limits);
+        let api_options = ApiOptions {
+            hasher: options.hasher,
             strict,
             plain_messages,
             normalize_prompts,
             max_body,
             client_timeout,
             keep_alive_interval,
-            grammar_trial,
             recorder,
             limits,
         };
-        let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
-        let metrics = state.metrics.clone();
+        let state = AppState::new(models.clone(), metrics.clone(), api_options, lifecycle.clone());
         let guard = Guard {
             access: Access {
                 keys: options.api_keys,
@@ -143,14 +164,15 @@ impl App {
             request_timeout,
         };
         let middleware = Arc::new(middleware);
-        let wrapped = api::routers(&state).into_iter().map(|(style, routes)| {
+        let wrapped = |(style, routes): (ApiStyle, Router)| {
             let middleware = middleware.clone();
             routes.layer(from_fn_with_state(Styled { middleware, style }, wrap))
-        });
-        let router = wrapped.fold(Router::new(), Router::merge);
+        };
+        let router = api::routers(&state).into_iter().map(wrapped).fold(Router::new(), Router::merge);
+        let grpc = wrapped((ApiStyle::Grpc, api::grpc_router(&state)));
         let open_requests = Box::new(move || {
-            let stats = engine.stats();
-            stats.running + stats.waiting
+            let stats = models.stats();
+            stats.running + stats.waiting + models.waiting()
         });
         let server = Server {
             client_timeout,
@@ -164,12 +186,13 @@ impl App {
             lifecycle,
             open_requests,
         };
-        Self { state, router, server }
+        Self { state, router, grpc, server }
     }
 
-    /// Names that clients may use for the model; the first one is the canonical name.
-    pub fn names(&self) -> &[String] {
-        &self.state.names
+    /// Names that clients may use for the models; the first one is that of requests without a name.
+    pub fn names(&self) -> Vec<String> {
+        let models = &self.state.models;
+        models.ids().into_iter().flat_map(|id| models.names(id)).collect()
     }
 
     /// Memory of requests that have not reached the engine.
@@ -182,9 +205,25 @@ impl App {
         self.router.clone()
     }
 
-    /// Serves until `stop` is ready, then drains.
+    /// vLLM's gRPC services with their middleware, as a service without connections.
+    pub fn grpc_router(&self) -> Router {
+        self.grpc.clone()
+    }
+
+    /// Serves HTTP until `stop` is ready, then drains.
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) {
-        http::serve(listener, self.router, self.server, stop).await;
+        self.serve_ports(listener, None, stop).await;
+    }
+
+    /// Resolves when an admin has asked for the end of the server.
+    pub fn asked_to_stop(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.server.lifecycle.asked_to_stop()
+    }
+
+    /// Serves HTTP and, on its own port, gRPC until `stop` is ready, then drains.
+    pub async fn serve_ports(self, http: TcpListener, grpc: Option<TcpListener>, stop: impl Future<Output = ()>) {
+        let ports = Ports { http: (http, self.router), grpc: grpc.map(|listener| (listener, self.grpc)) };
+        http::serve(ports, self.server, stop).await;
     }
 }
 

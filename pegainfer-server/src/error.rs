@@ -120,6 +120,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping; try again later").with_code(DRAINING)
     }
 
+    /// Replaces the status.
+    pub fn with_status(mut self, status: StatusCode) -> Self {
+        self.status = status;
+        self
+    }
+
     /// Names the field at fault.
     pub fn with_param(mut self, param: &str) -> Self {
         self.param = Some(truncate_for_error(param));
@@ -157,6 +163,9 @@ impl ApiError {
             SubmitError::EngineLost { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
                 .with_param(ENGINE_HEADER)
                 .with_code("engine_stopped"),
+            SubmitError::NotCached { .. } => {
+                Self::new(StatusCode::PRECONDITION_FAILED, message).with_code("prefix_not_cached")
+            }
             SubmitError::EngineStopped => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_stopped")
             }

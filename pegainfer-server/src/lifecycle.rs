@@ -20,28 +20,47 @@ pub enum Phase {
 
 /// The current phase, observable by all tasks.
 #[derive(Debug, Clone)]
-pub struct Lifecycle(watch::Sender<Phase>);
+pub struct Lifecycle {
+    phase: watch::Sender<Phase>,
+    /// True after an admin asked for the end of the server.
+    stop: watch::Sender<bool>,
+}
 
 impl Default for Lifecycle {
     fn default() -> Self {
-        Self(watch::Sender::new(Phase::Serving))
+        Self { phase: watch::Sender::new(Phase::Serving), stop: watch::Sender::new(false) }
     }
 }
 
 impl Lifecycle {
     /// The current phase.
     pub fn phase(&self) -> Phase {
-        *self.0.borrow()
+        *self.phase.borrow()
     }
 
     /// Enters a later phase.
     pub fn advance(&self, phase: Phase) {
-        self.0.send_replace(phase);
+        self.phase.send_replace(phase);
+    }
+
+    /// Asks the server to drain and end.
+    pub fn ask_to_stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Resolves when the server has to drain and end, because an admin asked for it.
+    pub fn asked_to_stop(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut stop = self.stop.subscribe();
+        async move {
+            if stop.wait_for(|asked| *asked).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Resolves in this phase or a later one.
     pub fn reached(&self, phase: Phase) -> impl Future<Output = ()> + Send + 'static {
-        let mut phases = self.0.subscribe();
+        let mut phases = self.phase.subscribe();
         async move {
             // An error means that the sender was dropped, which counts as the last phase.
             let _ = phases.wait_for(|now| *now >= phase).await;

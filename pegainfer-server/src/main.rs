@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 use clap::CommandFactory;
-use pegainfer_bench::{bench, eval, ledger, plan, replay, sim};
+use pegainfer_bench::{bench, eval, fit, ledger, plan, replay, sim};
 use pegainfer_models::args::EngineArgs;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{
-    InProcess, batch, chat, completions, doctor, generate, help, man, models, pull, reference, serve,
+    InProcess, batch, chat, completions, doctor, generate, health, help, man, models, pull, reference, serve,
 };
 use pegainfer_server::logging;
 use pegainfer_server::text_service;
@@ -34,7 +34,14 @@ fn main() -> ExitCode {
                 return ExitCode::from(INVALID_USE);
             }
         },
-        Err(ParseError::CommandLine(error)) => exit(&error),
+        Err(ParseError::CommandLine(error)) => {
+            let word = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
+            let Some(sentence) = word.filter(|_| error.use_stderr()).and_then(|word| Cli::other_command(&word)) else {
+                exit(&error)
+            };
+            stderr::error(&sentence);
+            return ExitCode::from(INVALID_USE);
+        }
         Err(ParseError::Setting(sentence)) => {
             stderr::error(&sentence);
             return ExitCode::from(INVALID_USE);
@@ -92,7 +99,9 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Sim(args) => sim::run(&args),
         Command::CompileGrammar { memory, seconds } => Ok(text_service::run_trial(memory, seconds)?),
         Command::Plan(args) => plan::run(&args),
+        Command::Fit(args) => fit::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Health(args) => health::run(&args),
         #[cfg(feature = "deepseek-v4")]
         Command::Inspect(args) => pegainfer_server::cli::inspect::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),

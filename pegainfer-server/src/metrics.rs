@@ -9,56 +9,65 @@ mod choices;
 mod engine;
 mod exposition;
 mod http;
+mod kv_events;
+mod lora;
+mod model;
+mod outcome;
 mod per_engine;
 mod process;
 mod recording;
 mod request;
+mod served;
+mod tiers;
 
+use crate::adapters::Adapters;
+use crate::kv_events::Counters;
 use crate::record::Recorder;
 use crate::rejection::Rejection;
-use buckets::{CHOICES, token_buckets};
-pub use choices::{Choices, Outcome};
+pub use choices::Choices;
 use engine::EngineCollector;
 pub use exposition::Exposition;
 use http::HttpMetrics;
+use kv_events::KvEventsCollector;
+use lora::LoraCollector;
+use model::ModelFamilies;
+pub use model::ModelMetrics;
+pub use outcome::Outcome;
 use pegainfer_core::engine::EngineHandle;
-use per_engine::RequestMetrics;
 use process::ProcessCollector;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use recording::RecordingCollector;
 pub use request::RequestRecord;
+use served::{ServedModel, ServedModels};
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 
-/// All metrics of one served model.
+/// All metrics of a server.
 pub struct Metrics {
     registry: Registry,
     http: HttpMetrics,
-    finished: Family<[(&'static str, String); 2], Counter>,
-    /// Metrics of the requests of each engine.
-    requests: Vec<RequestMetrics>,
-    choices: Histogram,
-    longest_choice: Histogram,
+    models: ModelFamilies,
+    served: ServedModels,
     rejections: Family<[(&'static str, &'static str); 1], Counter>,
     unread_output: Gauge,
 }
 
 impl Metrics {
-    /// Metrics of the engines, labelled with the model's name, and of the recording.
-    pub fn new(engine: EngineHandle, model_name: &str, recorder: Option<Arc<Recorder>>) -> Self {
-        let mut registry = Registry::with_labels([("model_name".into(), model_name.to_string().into())].into_iter());
-        let counts = token_buckets(engine.limits().max_model_len);
-        let requests = RequestMetrics::register(&mut registry, engine.engines().len(), &counts);
-        let finished = Family::default();
-        registry.register("vllm:request_success", "Requests that ended, by the reason", finished.clone());
-        registry.register_collector(Box::new(EngineCollector(engine)));
+    /// Metrics of a server without models, and of its recording. Series of the whole server have the name of its first
+    /// model.
+    pub fn new(model_name: &str, recorder: Option<Arc<Recorder>>) -> Self {
+        let mut registry = Registry::default();
+        let models = ModelFamilies::register(&mut registry);
+        let served = ServedModels::default();
+        registry.register_collector(Box::new(EngineCollector(served.clone())));
+        registry.register_collector(Box::new(LoraCollector(served.clone())));
+        registry.register_collector(Box::new(KvEventsCollector(served.clone())));
         // Series of the whole server also have an engine, as those of vLLM's first engine do.
-        let server = registry.sub_registry_with_label(("engine".into(), "0".into()));
+        let labels = [("model_name".into(), model_name.to_owned().into()), ("engine".into(), "0".into())];
+        let server = registry.sub_registry_with_labels(labels.into_iter());
         server.register_collector(Box::new(ProcessCollector));
         server.register_collector(Box::new(RecordingCollector(recorder)));
         let http = HttpMetrics::new(server);
@@ -75,47 +84,26 @@ impl Metrics {
         let unread_output = Gauge::default();
         let help = "Output that waits for clients which have not read it";
         server.register("pegainfer:unread_output_bytes", help, unread_output.clone());
-        let mut histogram = |name: &str, help: &str, buckets: &[f64]| {
-            let histogram = Histogram::new(buckets.iter().copied());
-            server.register(name, help, histogram.clone());
-            histogram
-        };
-        let metrics = Self {
-            requests,
-            choices: histogram("vllm:request_params_n", "n of one request: choices for each prompt", CHOICES),
-            longest_choice: histogram(
-                "vllm:request_max_num_generation_tokens",
-                "Generated tokens of the longest choice of one request",
-                &counts,
-            ),
-            http,
-            finished,
-            rejections,
-            unread_output,
-            registry,
-        };
-        for (engine, outcome) in
-            (0..metrics.requests.len()).flat_map(|engine| Outcome::ALL.map(|outcome| (engine, outcome)))
-        {
-            drop(metrics.of_outcome(engine, outcome));
-        }
-        metrics
+        Self { registry, http, models, served, rejections, unread_output }
     }
 
-    /// Metrics of the requests of one engine.
-    fn requests(&self, engine: usize) -> &RequestMetrics {
-        &self.requests[engine]
+    /// Adds a loaded model; `kv_events` are the counters of each engine's events, if they are published. Call
+    /// [`unloaded`](Self::unloaded) before its engine stops.
+    pub fn loaded(
+        &self,
+        name: &str,
+        engine: EngineHandle,
+        adapters: Option<Arc<Adapters>>,
+        kv_events: Vec<Arc<Counters>>,
+    ) -> Arc<ModelMetrics> {
+        let metrics = self.models.model(name, engine.engines().len(), engine.limits().max_model_len);
+        self.served.add(ServedModel { name: metrics.name.clone(), engine, adapters, kv_events });
+        Arc::new(metrics)
     }
 
-    /// Counts a request of an engine that ended.
-    fn finished(&self, engine: usize, outcome: Outcome) {
-        self.of_outcome(engine, outcome).inc();
-    }
-
-    /// The counter of requests of an engine that ended in this way.
-    fn of_outcome(&self, engine: usize, outcome: Outcome) -> impl Deref<Target = Counter> {
-        let labels = [("engine", engine.to_string()), ("finished_reason", outcome.name().to_owned())];
-        self.finished.get_or_create(&labels)
+    /// Takes a model's engine away; the counts of its requests stay. Dropping the last handle of an engine may block.
+    pub fn unloaded(&self, name: &str) {
+        drop(self.served.remove(name));
     }
 
     /// All metrics as text.
@@ -126,11 +114,6 @@ impl Metrics {
             Exposition::OpenMetrics => text,
             Exposition::Prometheus => exposition::to_prometheus(&text),
         })
-    }
-
-    /// Counts a request for `n` choices of each prompt.
-    pub fn requested(&self, n: usize) {
-        self.choices.observe(n as f64);
     }
 
     /// Sets the number of bytes that clients have not read.

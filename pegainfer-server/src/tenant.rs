@@ -1,6 +1,7 @@
 //! The tenant of a request: its API key, or without keys its address.
 
-use std::hash::{BuildHasher, RandomState};
+use crate::keyed_hash::KeyedHash;
+use std::hash::BuildHasher;
 use std::net::IpAddr;
 
 /// The owner of a request. Queues are fair between groups of tenants, then between the tenants of a group.
@@ -15,13 +16,13 @@ pub struct Tenant {
 impl Tenant {
     /// The tenant of this API key, in its own group. The keys of `hasher` are random, so nobody can choose an API key
     /// or address that collides with another one.
-    pub fn from_key(key: &str, hasher: &RandomState) -> Self {
+    pub fn from_key(key: &str, hasher: &KeyedHash) -> Self {
         Self { id: hasher.hash_one(key), has_key: true }
     }
 
     /// The tenant of this address, without a key. Its group is the surrounding network, because a client with many
     /// addresses usually has them in one network.
-    pub fn from_address(address: IpAddr, hasher: &RandomState) -> Self {
+    pub fn from_address(address: IpAddr, hasher: &KeyedHash) -> Self {
         let Networks { client, group } = Networks::from_address(address);
         let half = |network: (bool, u128)| hasher.hash_one(network) & u64::from(u32::MAX);
         Self { id: half(group) << 32 | half(client), has_key: false }
@@ -64,7 +65,7 @@ mod tests {
 
     #[test]
     fn an_address_of_a_network_is_one_tenant() {
-        let hasher = RandomState::new();
+        let hasher = KeyedHash::default();
         let tenant = |address: &str| Tenant::from_address(address.parse().unwrap(), &hasher);
         assert_eq!(tenant("10.0.0.1"), tenant("::ffff:10.0.0.1"));
         assert_ne!(tenant("10.0.0.1"), tenant("10.0.0.2"));
@@ -75,7 +76,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_of_one_group() {
-        let hasher = RandomState::new();
+        let hasher = KeyedHash::default();
         let group = |address: &str| Tenant::from_address(address.parse().unwrap(), &hasher).group();
         assert_eq!(group("127.0.1.7"), group("127.0.1.200"));
         assert_ne!(group("127.0.1.7"), group("127.0.0.9"));

@@ -1,29 +1,34 @@
 // The server's public API. Addresses are relative, so that the web UI also works behind a proxy that adds a prefix.
 
-/** A refusal or a failure, as a message for the user. */
-export class ApiError extends Error {}
+/** A refusal or a failure, as a message for the user, with the HTTP status if the server has responded. */
+export class ApiError extends Error {
+  constructor(message, status = null) {
+    super(message);
+    this.status = status;
+  }
+}
 
 /** Streams a chat completion: yields its chunks as objects. Aborting `signal` cancels the request on the server. */
 export async function* chat(body, key, signal) {
   const response = await request('v1/chat/completions', key, {
     method: 'POST',
     headers: { 'content-type': 'application/json' },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true }, include_metrics: true }),
     signal,
   });
   for await (const data of events(response.body)) {
     if (data === '[DONE]') return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(chunk.error.message);
+    if (chunk.error) throw new ApiError(sentence(chunk.error.message));
     yield chunk;
   }
   throw new ApiError('The connection was closed before the response was complete.');
 }
 
-/** The served model's card: `id`, `max_model_len`, ... */
-export async function model(key) {
+/** Cards of the served models and adapters: `id`, `max_model_len`, ... */
+export async function models(key) {
   const response = await request('v1/models', key);
-  return (await response.json()).data[0];
+  return (await response.json()).data;
 }
 
 /** Prometheus samples by name, without labels; those of several engines are added up. `engines` is the number of engines. */
@@ -59,14 +64,15 @@ async function request(path, key, options = {}) {
     response = await fetch(path, { ...options, headers, cache: 'no-store' });
   } catch (error) {
     if (error.name === 'AbortError') throw error;
-    throw new ApiError('The server cannot be reached. Is it still running?');
+    throw new ApiError('The server cannot be reached.');
   }
-  if (!response.ok) throw new ApiError(await refusal(response));
+  if (!response.ok) throw new ApiError(await refusal(response), response.status);
   return response;
 }
 
 /** The server's error message, if the response has one. */
 async function refusal(response) {
+  if (response.status === 401) return 'This server needs an API key.';
   const text = await response.text();
   let message = '';
   try {
@@ -75,9 +81,11 @@ async function refusal(response) {
   } catch {
     // A proxy's error document does not help the user.
   }
-  message ||= `The server responded with ${response.status} ${response.statusText}`;
-  return response.status === 401 ? `${message.replace(/\.$/, '')}. Enter the API key in the settings.` : message;
+  return message ? sentence(message) : `The server responded with ${response.status} ${response.statusText}`.trim();
 }
+
+/** An error message that begins with a word as a sentence. Names such as `max_tokens` stay. */
+const sentence = (text) => text.replace(/^[a-z]+(?=[ ,:])/, (word) => word[0].toUpperCase() + word.slice(1));
 
 /** Data of server-sent events. An event ends with an empty line and may arrive in any number of parts. */
 async function* events(stream) {

@@ -1,4 +1,5 @@
-// Live charts: latencies of the responses, measured in the browser, and the server's metrics, polled every second.
+// Live charts: latencies of the responses, and the server's metrics, polled every second. A chart appears when it has something
+// to draw.
 
 import { metrics } from './api.js';
 import { element, svg } from './dom.js';
@@ -16,11 +17,17 @@ const HEIGHT = 48;
 class Figure {
   #value = element('strong', {}, '–');
   #scale = element('span', { className: 'scale' });
+  #root;
   #drawing = svg('svg', { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' });
 
   constructor(root, title, meaning) {
     const caption = element('figcaption', {}, element('span', { title: meaning }, title), this.#value, this.#scale);
-    root.append(element('figure', {}, caption, this.#drawing));
+    this.#root = element('figure', { hidden: true }, caption, this.#drawing);
+    root.append(this.#root);
+  }
+
+  get isShown() {
+    return !this.#root.hidden;
   }
 
   /** `value`: the latest value as text; `scale`: the value at the drawing's full height. */
@@ -28,6 +35,7 @@ class Figure {
     this.#value.textContent = value;
     this.#scale.textContent = scale;
     this.#drawing.replaceChildren(...shapes);
+    this.#root.hidden = false;
   }
 }
 
@@ -69,12 +77,14 @@ function append(list, value, limit) {
 
 /** Draws one or two lines, the first solid and the second dashed, on a scale from 0 to their maximum, at least `minimum`. */
 function drawLines(figure, value, unit, minimum, first, second = []) {
+  if (!figure.isShown && ![...first, ...second].some((each) => each > 0)) return;
   const top = Math.max(minimum, ...first, ...second);
   const shapes = [...(second.length ? [line(second, top, 'second')] : [area(first, top)]), line(first, top, 'first')];
   figure.draw(value, `max ${unit(Math.max(...first, ...second))}`, ...shapes);
 }
 
 const percent = (value) => `${(value * 100).toFixed(1)} %`;
+const times = (value) => `${value.toFixed(1)} × mean`;
 const rate = (value) => value.toFixed(value < 10 ? 1 : 0);
 
 export class Charts {
@@ -86,18 +96,23 @@ export class Charts {
   #prefix;
   /** Only if the server drafts. */
   #drafts = null;
+  /** Only if the model has experts. */
+  #experts = null;
   #steps;
   #root;
+  #note;
   #times = { ttft: [], tpot: [] };
-  #gauges = { running: [], waiting: [], generated: [], prefilled: [], kv: [], hits: [], accepted: [] };
+  #gauges = { running: [], waiting: [], generated: [], prefilled: [], kv: [], hits: [], accepted: [], ratios: [] };
   /** Counters of the last minute's polls, oldest first, with the time of each. */
   #polls = [];
 
-  constructor(root) {
+  /** `note` is shown while there is nothing to draw. */
+  constructor(root, note) {
     this.#root = root;
+    this.#note = note;
     this.#steps = new StepStrip(root);
     this.#ttft = new Figure(root, 'TTFT', 'Time to first token of a response, measured in the browser');
-    this.#tpot = new Figure(root, 'TPOT', 'Time per output token after the first, measured in the browser');
+    this.#tpot = new Figure(root, 'TPOT', 'Time per output token after the first, measured by the server');
     this.#requests = new Figure(root, 'Requests', 'Running (solid) and waiting (dashed), the last minute');
     this.#throughput = new Figure(root, 'Tokens/s', 'Output (solid) and prompt tokens (dashed) per second, the last minute');
     this.#kv = new Figure(root, 'KV cache', 'Percentage of the KV blocks that requests hold, the last minute');
@@ -110,12 +125,17 @@ export class Charts {
     if (tpot !== null) append(this.#times.tpot, tpot, RESPONSES);
     drawBars(this.#ttft, this.#times.ttft);
     drawBars(this.#tpot, this.#times.tpot);
+    this.#showNote();
   }
 
-  /** Polls the server's metrics once. Throws an `ApiError` if they cannot be fetched. */
+  #showNote() {
+    this.#note.hidden = this.#root.querySelector('figure:not([hidden])') !== null;
+  }
+
+  /** Polls the server's metrics once; returns whether no engine makes progress. Throws an `ApiError` if they cannot be fetched. */
   async poll(key) {
     const samples = await metrics(key);
-    const { running, waiting, generated, prefilled, kv, hits, accepted } = this.#gauges;
+    const { running, waiting, generated, prefilled, kv, hits, accepted, ratios } = this.#gauges;
     append(running, samples.get('vllm:num_requests_running') ?? 0, SECONDS);
     append(waiting, samples.get('vllm:num_requests_waiting') ?? 0, SECONDS);
     const engines = samples.get('engines') ?? 1;
@@ -123,6 +143,10 @@ export class Charts {
     // Only a server that drafts has these counters.
     if (!this.#drafts && samples.has('vllm:spec_decode_num_draft_tokens_total')) {
       this.#drafts = new Figure(this.#root, 'Drafts', 'Percentage of the draft tokens of the last minute that were accepted');
+    }
+    // Only a model with experts has this histogram.
+    if (!this.#experts && samples.has('pegainfer:expert_load_ratio_count')) {
+      this.#experts = new Figure(this.#root, 'Experts', 'Tokens of the most loaded expert over the mean, the last minute');
     }
     this.#count(samples);
     const now = (values) => values.at(-1);
@@ -135,8 +159,11 @@ export class Charts {
     drawLines(this.#kv, percent(now(kv)), percent, 0.01, kv);
     drawLines(this.#prefix, `${percent(now(hits))} hits`, percent, 0.01, hits);
     if (this.#drafts) drawLines(this.#drafts, `${percent(now(accepted))} accepted`, percent, 0.01, accepted);
+    if (this.#experts && ratios.length) drawLines(this.#experts, `most loaded ${times(now(ratios))}`, times, 1, ratios);
     // Only a server with a ledger has this counter.
     await this.#steps.poll(key, samples.has('pegainfer:step_predicted_seconds_total'));
+    this.#showNote();
+    return healthy === 0;
   }
 
   /** Adds the rates since the last poll, and the hits of the last minute. */
@@ -150,6 +177,8 @@ export class Charts {
       hits: total('prefix_cache_hits'),
       drafts: total('spec_decode_num_draft_tokens'),
       accepted: total('spec_decode_num_accepted_tokens'),
+      ratioSum: samples.get('pegainfer:expert_load_ratio_sum') ?? 0,
+      ratioCount: samples.get('pegainfer:expert_load_ratio_count') ?? 0,
     };
     // A server that was started again counts from 0.
     if (this.#polls.at(-1)?.generated > poll.generated) this.#polls = [];
@@ -163,5 +192,6 @@ export class Charts {
     const share = (part, whole) => (since(first, whole) > 0 ? since(first, part) / since(first, whole) : 0);
     append(this.#gauges.hits, share('hits', 'queries'), SECONDS);
     append(this.#gauges.accepted, share('accepted', 'drafts'), SECONDS);
+    if (since(first, 'ratioCount') > 0) append(this.#gauges.ratios, share('ratioSum', 'ratioCount'), SECONDS);
   }
 }

@@ -1,37 +1,35 @@
 // The conversation: turns of a prompt and a response, and the running request.
 
 import { ApiError, chat } from './api.js';
-import { recall, remember } from './dom.js';
 import { TurnView } from './message.js';
 import { ReasoningSplitter } from './segments.js';
 import { count, milliseconds } from './words.js';
 
-const STORE = 'pegainfer.turns';
-
-/** A turn while its response is streamed: splits the chunks and measures the time between them. */
+/** A turn while its response is streamed: splits the chunks, and measures the time to the first. */
 class Turn {
   content = '';
   reasoning = '';
   tokens = 0;
   finish = null;
   usage = null;
+  /** The server's timings, which come with the last chunk. */
+  metrics = null;
   #splitter = new ReasoningSplitter(this.#sink());
   #started = performance.now();
   #first = null;
-  #last = null;
 
   constructor(prompt, view) {
     this.prompt = prompt;
     this.view = view;
   }
 
-  add({ choices, usage }) {
+  add({ choices, usage, metrics }) {
     this.usage = usage ?? this.usage;
+    this.metrics = metrics ?? this.metrics;
     const choice = choices[0];
     // The first chunk carries the role and no token.
     if (!choice || choice.delta.role) return;
-    this.#last = performance.now();
-    this.#first ??= this.#last;
+    this.#first ??= performance.now();
     this.tokens += 1;
     this.finish = choice.finish_reason ?? this.finish;
     const { content, reasoning_content, reasoning } = choice.delta;
@@ -45,11 +43,15 @@ class Turn {
     this.#splitter.end();
   }
 
-  /** TTFT and TPOT in milliseconds. */
+  /** TTFT as the user has seen it, and TPOT as the engine has measured it, in milliseconds: a network joins tokens. */
   get times() {
     const ttft = this.#first === null ? null : this.#first - this.#started;
-    const tpot = this.tokens > 1 ? (this.#last - this.#first) / (this.tokens - 1) : null;
-    return { ttft, tpot };
+    return { ttft, tpot: this.metrics?.mean_itl_ms ?? null };
+  }
+
+  /** What is kept of the turn. */
+  get kept() {
+    return { prompt: this.prompt, content: this.content.trim(), reasoning: this.reasoning, times: this.times };
   }
 
   #sink() {
@@ -76,17 +78,25 @@ class Turn {
 export class Chat {
   #log;
   #settings;
+  #key;
   #resend;
+  #changed;
   /** Views of all turns, and what is kept of each; null for a turn that failed without a response. */
   #turns = [];
   #running = null;
+  /** The turn whose response is streamed. */
+  #turn = null;
 
-  /** `resend(prompt, view)` is called when the user wants `prompt` sent instead of the turn of `view` and those after it. */
-  constructor(log, settings, resend) {
+  /**
+   * `resend(prompt, view)` is called when the user wants `prompt` sent instead of the turn of `view` and those after it,
+   * `changed()` when a response has grown.
+   */
+  constructor(log, settings, key, resend, changed) {
     this.#log = log;
     this.#settings = settings;
+    this.#key = key;
     this.#resend = resend;
-    for (const turn of recall(STORE, [])) this.#show(turn);
+    this.#changed = changed;
   }
 
   get isRunning() {
@@ -98,11 +108,15 @@ export class Chat {
     return this.#turns.flatMap(({ kept }) => kept ?? []);
   }
 
+  /** The turns, and what has come of the running one. */
+  get turnsSoFar() {
+    return this.#turn ? [...this.turns, { ...this.#turn.kept, note: 'interrupted' }] : this.turns;
+  }
+
   /** Shows these turns instead of the conversation. */
   load(turns) {
     this.clear();
-    for (const turn of turns) this.#show({ ...turn, times: { ttft: null, tpot: null } });
-    this.#store();
+    for (const turn of turns) this.#show(turn);
   }
 
   stop() {
@@ -112,15 +126,15 @@ export class Chat {
   clear() {
     this.stop();
     this.#running = null;
+    this.#turn = null;
     this.#turns = [];
     this.#log.replaceChildren();
-    this.#store();
   }
 
   /**
    * Sends `prompt`, instead of the turn of `view` and those after it if there is one; they come back if the request fails or
-   * is stopped before its first token. Resolves to `{times, outcome}`: the latencies, and `done`, `stopped`, `failed`, or
-   * `cleared` if a new chat was started meanwhile.
+   * is stopped before its first token. Resolves to `{times, outcome, status}`: the latencies, `done`, `stopped`, `failed`, or
+   * `cleared` if a new chat was started meanwhile, and the HTTP status of a refusal.
    */
   async send(model, prompt, view) {
     const replaced = this.#replace(view);
@@ -128,19 +142,18 @@ export class Chat {
     const turn = new Turn(prompt, this.#open(prompt));
     const running = new AbortController();
     this.#running = running;
-    const error = await this.#receive(turn, body, running.signal);
+    this.#turn = turn;
+    const { message: error, status } = await this.#receive(turn, body, running.signal);
     if (this.#running !== running) return { times: turn.times, outcome: 'cleared' };
     this.#running = null;
+    this.#turn = null;
     const stopped = running.signal.aborted;
-    const { reasoning } = turn;
-    const kept = { prompt, content: turn.content.trim(), reasoning, times: turn.times, error };
-    kept.note = note(turn, stopped);
+    const kept = { ...turn.kept, error, note: note(turn, stopped) };
     turn.view.end(kept);
     const isUseless = error || (stopped && !turn.tokens);
     if (replaced.length && isUseless) this.#restore(replaced, turn.view, error);
     else this.#turns.push({ view: turn.view, kept: kept.content || kept.reasoning || !error ? kept : null });
-    this.#store();
-    return { times: turn.times, outcome: error ? 'failed' : stopped ? 'stopped' : 'done' };
+    return { times: turn.times, outcome: error ? 'failed' : stopped ? 'stopped' : 'done', status };
   }
 
   /**
@@ -169,16 +182,19 @@ export class Chat {
     return view;
   }
 
-  /** Reads the response to its end; returns the error message, if it failed. */
+  /** Reads the response to its end; returns the error if it failed, otherwise an empty object. */
   async #receive(turn, body, signal) {
     turn.view.busy = true;
     try {
-      for await (const chunk of chat(body, this.#settings.key, signal)) turn.add(chunk);
-      return undefined;
+      for await (const chunk of chat(body, this.#key.value, signal)) {
+        turn.add(chunk);
+        if (!signal.aborted) this.#changed();
+      }
+      return {};
     } catch (error) {
-      if (signal.aborted) return undefined;
+      if (signal.aborted) return {};
       if (!(error instanceof ApiError)) console.error(error);
-      return error.message;
+      return error;
     } finally {
       turn.end();
     }
@@ -196,10 +212,6 @@ export class Chat {
       ]),
       { role: 'user', content: prompt },
     ];
-  }
-
-  #store() {
-    remember(STORE, this.turns);
   }
 
   #show(turn) {

@@ -1,19 +1,24 @@
 // Copies text to the clipboard.
 
 import { element } from './dom.js';
+import { icon, iconButton } from './icons.js';
 
 /** Milliseconds for which a button tells that it has copied. */
 const SHOWN = 1500;
 
 /** A button that copies what `text()` returns. */
 export function copyButton(name, text) {
-  const button = element('button', { type: 'button', className: 'small', ariaLabel: name, ariaLive: 'polite' }, 'Copy');
-  button.addEventListener('click', async () => {
-    button.textContent = (await copy(text())) ? 'Copied' : 'Not copied';
-    setTimeout(() => {
-      button.textContent = 'Copy';
-    }, SHOWN);
+  const said = element('span', { className: 'unseen', ariaLive: 'polite' });
+  const show = (shown, words) => {
+    button.replaceChildren(icon(shown), said);
+    said.textContent = words;
+  };
+  const button = iconButton('copy', name, async () => {
+    const copied = await copy(text());
+    show(copied ? 'check' : 'cross', copied ? 'Copied' : 'Not copied');
+    setTimeout(() => show('copy', ''), SHOWN);
   });
+  button.append(said);
   return button;
 }
 

@@ -1,6 +1,7 @@
 // Creates elements in one expression. Text is only ever inserted as text: nothing here parses markup.
 
 const SVG = 'http://www.w3.org/2000/svg';
+const MATHML = 'http://www.w3.org/1998/Math/MathML';
 
 /** Maximum number of nodes in one call of the browser: all of a call's arguments are on the stack. */
 const SLICE = 1024;
@@ -17,33 +18,19 @@ export function fill(parent, children) {
 }
 
 /** An SVG element with these attributes. */
-export function svg(tag, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, tag);
+export const svg = (tag, attributes, ...children) => foreign(SVG, tag, attributes, children);
+
+/** A MathML element with these attributes. */
+export const mathml = (tag, attributes, ...children) => foreign(MATHML, tag, attributes, children);
+
+function foreign(namespace, tag, attributes = {}, children = []) {
+  const made = document.createElementNS(namespace, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  return fill(made, children);
 }
 
 /** The element with this id. */
 export const byId = (id) => document.getElementById(id);
-
-/** The value that this tab has stored under `key`; `fallback` if there is none or it cannot be parsed. */
-export function recall(key, fallback) {
-  try {
-    return JSON.parse(sessionStorage.getItem(key)) ?? fallback;
-  } catch {
-    return fallback;
-  }
-}
-
-/** Stores `value` for the lifetime of the tab. If the store is full or forbidden, the value is lost on a reload. */
-export function remember(key, value) {
-  try {
-    sessionStorage.setItem(key, JSON.stringify(value));
-  } catch (error) {
-    console.warn('this conversation is lost on a reload:', error.message);
-  }
-}
 
 /** Lets `button` open the dialog of the hidden field `chooser`; `take(files)` is called with the files that were chosen. */
 export function chooseFiles(button, chooser, take) {

@@ -2,6 +2,8 @@
 
 import { copyButton } from './clipboard.js';
 import { element, fill } from './dom.js';
+import { formula, formulas } from './formulas.js';
+import { highlight } from './highlight.js';
 import { Lexer } from './vendor/marked.js';
 
 /** Schemes of links; a link with another one is shown as its text. */
@@ -12,7 +14,7 @@ const ENTITIES = { '&amp;': '&', '&lt;': '<', '&gt;': '>', '&quot;': '"', '&#39;
 const MAX_INLINE = 8192;
 /** Maximum number of characters in it that may begin or end something: marked searches for the partner of each. */
 const MAX_MARKS = 512;
-const MARK = /[*_~[\]!<`]/g;
+const MARK = /[*_~[\]!<`$]/g;
 /** Time for the paragraphs of a text, in milliseconds; later paragraphs are plain text. */
 const MAX_TIME = 300;
 /** Maximum nesting of lists and quotes, and of emphasis and links. */
@@ -119,7 +121,7 @@ export class MarkdownView {
 /** Tokens of the blocks. Text that is nested too deeply for the parser is one paragraph. */
 function parse(text) {
   try {
-    return new BoundedLexer({ gfm: true, breaks: true }).lex(text.replace(/\r\n?/g, '\n'));
+    return new BoundedLexer({ gfm: true, breaks: true, ...formulas }).lex(text.replace(/\r\n?/g, '\n'));
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     return [{ type: 'html', raw: text, text }];
@@ -142,6 +144,8 @@ function block(token) {
       return element(`h${Math.min(token.depth + 2, 6)}`, {}, inlines(token.tokens));
     case 'code':
       return code(token);
+    case 'formula':
+      return formula(token);
     case 'blockquote':
       return element('blockquote', {}, blocks(token.tokens));
     case 'list':
@@ -173,6 +177,8 @@ function inline(token) {
     case 'image':
       // Images of other hosts are not loaded: they would reveal the topic of the conversation.
       return link(token, [token.text || token.href]);
+    case 'formula':
+      return formula(token);
     case 'checkbox':
       return token.checked ? '☑ ' : '☐ ';
     case 'text':
@@ -189,7 +195,8 @@ function link({ href }, children) {
 
 function code({ text, lang }) {
   const bar = element('div', { className: 'code-bar' }, element('span', {}, lang ?? ''), copyButton('Copy code', () => text));
-  return element('div', { className: 'code' }, bar, element('pre', { tabIndex: 0 }, element('code', {}, text)));
+  const body = element('code', {}, highlight(text, lang) ?? text);
+  return element('div', { className: 'code' }, bar, element('pre', { tabIndex: 0 }, body));
 }
 
 function list({ ordered, start, items }) {
@@ -201,5 +208,6 @@ function table({ header, rows }) {
   const cell = (tag) => ({ tokens, align }) => element(tag, { className: align ?? '' }, inlines(tokens));
   const body = rows.map((row) => element('tr', {}, row.map(cell('td'))));
   const head = element('thead', {}, element('tr', {}, header.map(cell('th'))));
-  return element('div', { className: 'wide', tabIndex: 0 }, element('table', {}, head, element('tbody', {}, body)));
+  const region = { className: 'wide', tabIndex: 0, role: 'region', ariaLabel: 'Table' };
+  return element('div', region, element('table', {}, head, element('tbody', {}, body)));
 }

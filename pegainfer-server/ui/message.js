@@ -4,6 +4,7 @@ import { splitFiles } from './attachments.js';
 import { Body } from './body.js';
 import { copyButton } from './clipboard.js';
 import { element } from './dom.js';
+import { iconButton } from './icons.js';
 
 /** A turn in the conversation `log`. */
 export class TurnView {
@@ -22,7 +23,7 @@ export class TurnView {
     this.#prompt = prompt;
     this.#resend = resend;
     this.#question = element('div', { className: 'question' }, ...question(prompt));
-    const edit = button('Edit', 'Edit message', () => this.#edit(edit));
+    const edit = iconButton('edit', 'Edit message', () => this.#edit(edit));
     edit.classList.add('resend');
     const actions = element('div', { className: 'actions' }, copyButton('Copy message', () => prompt), edit);
     const body = element('div', { className: 'response' });
@@ -64,7 +65,7 @@ export class TurnView {
     this.busy = false;
     if (error) this.fail(error);
     if (note) this.#root.append(element('p', { className: 'figures' }, note));
-    const again = button('Regenerate', 'Regenerate the response', () => this.#resend(this.#prompt));
+    const again = iconButton('resend', 'Regenerate the response', () => this.#resend(this.#prompt));
     again.classList.add('resend');
     const actions = element('div', { className: 'actions' }, again);
     if (content) actions.prepend(copyButton('Copy response', () => content));
@@ -95,7 +96,7 @@ export class TurnView {
 
   /** A button that switches between tokens and Markdown. */
   #toggle() {
-    const toggle = button('Tokens', 'Show tokens', () => {
+    const toggle = iconButton('tokens', 'Show tokens', () => {
       const asTokens = toggle.ariaPressed !== 'true';
       toggle.ariaPressed = asTokens;
       for (const body of this.#bodies) body.show(asTokens);
@@ -113,7 +114,9 @@ export class TurnView {
       opener.hidden = false;
       opener.focus();
     };
-    const form = element('form', { className: 'edit' }, field, button('Cancel', 'Cancel the edit', close), send);
+    const cancel = element('button', { type: 'button', className: 'small', ariaLabel: 'Cancel the edit' }, 'Cancel');
+    cancel.addEventListener('click', close);
+    const form = element('form', { className: 'edit' }, field, cancel, send);
     form.addEventListener('submit', (event) => {
       event.preventDefault();
       if (field.value.trim()) this.#resend(field.value.trim());
@@ -144,10 +147,4 @@ function question(prompt) {
     return element('details', { className: 'file' }, element('summary', {}, name), body);
   });
   return [element('span', { className: 'unseen' }, 'You: '), ...entries, text];
-}
-
-function button(text, name, click) {
-  const made = element('button', { type: 'button', className: 'small', ariaLabel: name }, text);
-  made.addEventListener('click', click);
-  return made;
 }

@@ -1,46 +1,68 @@
-// Settings that are sent with every prompt. A blank field is not sent, so that the model's default applies.
+// Settings that are sent with every prompt. A blank field is not sent, so that the model's default applies. The system prompt
+// belongs to the chat; new chats begin with the one that the user has chosen for them.
 
-import { byId, recall, remember } from './dom.js';
+import { byId } from './dom.js';
+import { BROWSER, recall, remember } from './storage.js';
 
 const STORE = 'pegainfer.settings';
+const SYSTEM = 'pegainfer.system';
 const NUMBERS = ['temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed'];
 /** Number of alternatives that the card of a token lists. */
 const TOP_LOGPROBS = 5;
 
 export class Settings {
   #form;
-  #key;
+  #system = byId('system');
 
-  /** `onKey` is called with a new API key. */
-  constructor(form, onKey) {
+  /** `onSystem` is called when the user changes the system prompt. */
+  constructor(form, onSystem) {
     this.#form = form;
-    this.#key = byId('api-key');
-    this.#restore(recall(STORE, {}));
+    this.#restore(recall(BROWSER, STORE, {}));
+    this.system = this.ownSystem;
     form.addEventListener('submit', (event) => event.preventDefault());
-    form.addEventListener('input', () => remember(STORE, this.#values()));
+    form.addEventListener('input', () => {
+      remember(BROWSER, STORE, this.#values());
+      this.#offerSystem();
+    });
+    this.#system.addEventListener('input', onSystem);
     // The fields are reset only after the event.
-    form.addEventListener('reset', () => setTimeout(() => remember(STORE, this.#values())));
-    this.#key.addEventListener('change', () => onKey(this.key));
+    form.addEventListener('reset', () => {
+      setTimeout(() => {
+        remember(BROWSER, STORE, this.#values());
+        this.system = this.ownSystem;
+        onSystem();
+      });
+    });
+    byId('system-default').addEventListener('click', () => {
+      remember(BROWSER, SYSTEM, this.system);
+      this.#offerSystem();
+      this.#system.focus();
+    });
   }
 
-  /** Sent as the bearer token; never stored. */
-  get key() {
-    return this.#key.value.trim();
-  }
-
-  /** The system prompt; may be empty. */
+  /** The system prompt of the chat that is shown; may be empty. */
   get system() {
-    return this.#field('system').value.trim();
+    return this.#system.value.trim();
   }
 
   set system(text) {
-    this.#field('system').value = text;
-    remember(STORE, this.#values());
+    this.#system.value = text;
+    this.#offerSystem();
   }
 
-  /** Whether all fields are valid; otherwise the browser marks the invalid one. */
+  /** The system prompt of new chats. */
+  get ownSystem() {
+    return recall(BROWSER, SYSTEM, '');
+  }
+
+  /** Whether all fields are valid. */
   get isValid() {
-    return this.#form.reportValidity();
+    return this.#form.checkValidity();
+  }
+
+  /** Lets the browser say what is wrong with the first invalid field, which has to be visible. */
+  report() {
+    this.#form.reportValidity();
   }
 
   /** Request fields besides the messages. */
@@ -61,7 +83,12 @@ export class Settings {
     return this.#form.elements.namedItem(name);
   }
 
-  /** Values of all fields that have a name; the API key has none. */
+  #offerSystem() {
+    byId('system-default').hidden = this.system === this.ownSystem;
+    byId('system-default').textContent = this.system ? 'Use for new chats' : 'Use none for new chats';
+  }
+
+  /** Values of all fields that have a name; the system prompt has none. */
   #values() {
     const named = [...this.#form.elements].filter(({ name }) => name);
     const value = (field) => (field.type === 'checkbox' ? field.checked : field.value);

@@ -10,7 +10,10 @@ export function milliseconds(time) {
   return `${time.toFixed(time < 10 ? 2 : time < 100 ? 1 : 0)} ms`;
 }
 
-/** A size of a file, such as `12 bytes` or `3.1 KiB`. */
+/** A size, such as `12 bytes`, `3.1 KiB` or `7.5 GiB`. */
 export function bytes(n) {
-  return n < 1024 ? count(n, 'byte') : `${(n / 1024).toFixed(n < 10240 ? 1 : 0)} KiB`;
+  if (n < 1024) return count(n, 'byte');
+  const power = Math.min(Math.floor(Math.log2(n) / 10), 4);
+  const value = n / 1024 ** power;
+  return `${value.toFixed(value < 10 ? 1 : 0)} ${['', 'KiB', 'MiB', 'GiB', 'TiB'][power]}`;
 }

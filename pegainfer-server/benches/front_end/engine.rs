@@ -78,6 +78,8 @@ impl StepEngine for InstantEngine {
             eos_token_ids: vec![],
             num_speculative_tokens: None,
             unsupported: &[],
+            max_loras: 0,
+            hidden_size: 0,
         }
     }
 

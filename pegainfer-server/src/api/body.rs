@@ -3,8 +3,10 @@
 use super::content_encoding::Decoder;
 use super::hold::Hold;
 use super::json_size::ValueCounter;
+use super::prefer;
 use super::state::{ApiOptions, AppState, over_budget};
 use super::stream_head::{StreamHead, Timer, head_timer};
+use crate::allowed::Allowed;
 use crate::budget::{BodyBuffer, BodyShare};
 use crate::error::ApiError;
 use crate::lifecycle::Deadline;
@@ -48,16 +50,26 @@ pub struct RequestContext {
     pub outbox: Option<Arc<Outbox>>,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
+    /// The models and adapters that its key may use.
+    pub allowed: Allowed,
     /// Memory and turns that the request holds until its prompt is tokenized.
     pub hold: Hold,
     head: Option<StreamHead>,
 }
 
 impl RequestContext {
-    /// Announces a stream with this value of `x-ignored-fields`, so that its head may be sent early.
+    /// Announces a stream with this value of `x-ignored-fields`, so that its head may be sent early. The status of a
+    /// request that wants to be served from the cache is not known before it is submitted.
     pub fn announce_stream(&self, ignored: Option<&HeaderValue>) {
-        if let Some(head) = &self.head {
+        if let Some(head) = self.head.as_ref().filter(|_| !prefer::only_if_cached(&self.headers)) {
             head.announce(self.received, ignored);
+        }
+    }
+
+    /// Says what a stream whose head was sent early waits for.
+    pub fn announce_wait(&self, what: String) {
+        if let Some(head) = &self.head {
+            head.announce_wait(what);
         }
     }
 
@@ -109,33 +121,47 @@ impl RawBody {
             return parse(&self);
         }
         let hold = self.hold.clone();
-        hold.work(state, move |_, _| parse(&self)).await?
+        hold.work(state, move |_| parse(&self)).await?
     }
 }
 
 /// Reads the headers and the body of a JSON request.
 pub async fn read(request: Request, state: &AppState) -> Result<(RequestContext, RawBody), ApiError> {
-    let (mut parts, body) = request.into_parts();
-    let trace: Option<Arc<Trace>> = parts.extensions.remove();
-    let deadline: Option<Deadline> = parts.extensions.remove();
-    let tenant = parts.extensions.remove().unwrap_or_default();
-    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("none");
+    let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("none");
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
         let message =
             format!("Content-Type must be application/json, got {}", crate::error::truncate_for_error(content_type));
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
+    read_counted(request, state, |_, values| values).await
+}
+
+/// Reads the headers and the body of a request of any content type. `count` gives the number of values in the body, of
+/// which each may take as much memory as a JSON value; its second argument is the number in JSON.
+pub async fn read_counted(
+    request: Request,
+    state: &AppState,
+    count: impl FnOnce(&[u8], usize) -> usize,
+) -> Result<(RequestContext, RawBody), ApiError> {
+    let (mut parts, body) = request.into_parts();
+    let trace: Option<Arc<Trace>> = parts.extensions.remove();
+    let deadline: Option<Deadline> = parts.extensions.remove();
+    let tenant = parts.extensions.remove().unwrap_or_default();
     let Received { body, counter } = receive(body, tenant, &parts.headers, state).await?;
     let (bytes, share) = body.finish();
-    let hold = Hold::begin(tenant, bytes.len(), counter.values(), state).await?;
+    let values = count(&bytes, counter.values());
+    let hold = Hold::begin(tenant, bytes.len(), values, state).await?;
     if let Some(trace) = &trace {
         trace.stage("receive");
     }
     let (choices, head, meter) = (parts.extensions.remove(), parts.extensions.remove(), parts.extensions.remove());
-    let (outbox, headers, received) = (parts.extensions.remove(), parts.headers, Instant::now());
+    let (outbox, allowed) = (parts.extensions.remove(), parts.extensions.remove().unwrap_or_default());
+    let (headers, received) = (parts.headers, Instant::now());
     let raw = RawBody { bytes, _share: share, hold: hold.clone() };
-    Ok((RequestContext { headers, trace, choices, received, deadline, tenant, outbox, meter, hold, head }, raw))
+    let context =
+        RequestContext { headers, trace, choices, received, deadline, tenant, outbox, meter, allowed, hold, head };
+    Ok((context, raw))
 }
 
 /// A complete body.

@@ -7,6 +7,7 @@ use super::delta::{ChoiceOutput, Counts, Delta, Finish, PromptInfo};
 use super::generation::Generation;
 use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{ChatLogprobs, TokenNames};
+use super::model_state::ModelState;
 use super::params::Params;
 use super::policy::with_ignored;
 use super::schema::Body;
@@ -28,7 +29,7 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     let (context, bytes) = body::read(request, &state).await?;
     let shared = state.clone();
     let request = bytes.parse(&state, move |bytes| ChatRequest::read(Body::parse(bytes)?, &shared.policy)).await?;
-    let SubmittedChat { params, generations, parsers, logprobs, names_function, ignored } =
+    let SubmittedChat { model, params, generations, parsers, logprobs, names_function, ignored } =
         SubmittedChat::start(request, &context, &state).await?;
     let submitted = context.submitted();
     let writer = ChatWriter {
@@ -38,12 +39,12 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
         names_function,
         parsers: parsers.into_iter().map(|parser| (parser, false)).collect(),
         params,
-        state,
+        state: model,
     };
     let response = match writer.params.stream {
         Some(_) => {
             let n = writer.params.n;
-            sse::respond(writer.state.clone(), submitted, generations, n, writer).await?
+            sse::respond(state, submitted, generations, n, writer).await?
         }
         None => respond(generations, writer).await?,
     };
@@ -59,7 +60,7 @@ struct ChatWriter {
     /// For each choice: its parser, and whether the chunk with the role was sent.
     parsers: Vec<(ChoiceParser, bool)>,
     params: Params,
-    state: Arc<AppState>,
+    state: ModelState,
 }
 
 impl ChatWriter {
@@ -76,11 +77,12 @@ impl ChatWriter {
     }
 
     fn prompt(&self, prompt: Option<&PromptInfo>) -> Option<PromptFields> {
-        PromptFields::new(prompt?, &self.params, &self.state.checkpoint.tokenizer)
+        PromptFields::new(prompt?, &self.params, &self.state.model.text.checkpoint.tokenizer)
     }
 
     fn logprobs<'a>(&self, tokens: impl IntoIterator<Item = &'a TokenOut>) -> Option<ChatLogprobs> {
-        let names = TokenNames { tokenizer: &self.state.checkpoint.tokenizer, by_id: self.params.ids_as_text };
+        let names =
+            TokenNames { tokenizer: &self.state.model.text.checkpoint.tokenizer, by_id: self.params.ids_as_text };
         self.logprobs.then(|| ChatLogprobs::new(tokens, &names))
     }
 

@@ -5,11 +5,12 @@ use super::conversation::Conversation;
 use super::message::{Arguments, Message, Role, ToolCall, left_out};
 use super::policy::FieldPolicy;
 use super::schema::Body;
-use super::schema::chat::ChatFields;
+use super::schema::chat::{ChatFields, TokensFields};
 use super::schema::conversation::{
     ArgumentsField, ContentField, ContentPart, ContentPartFields, ConversationFields, MessageFields, ToolCallFields,
 };
 use super::schema::generation::GenerationFields;
+use super::schema::numbers::TokenId;
 use super::schema::sampling::SamplingFields;
 use super::schema::structure::StructureFields;
 use super::schema::values::Object;
@@ -38,16 +39,26 @@ impl ChatRequest {
     pub fn read(mut body: Body<'_>, policy: &FieldPolicy) -> Result<Self, ApiError> {
         let (generation, sampling) = (body.read()?, body.read()?);
         let mut conversation = read_conversation(&mut body)?;
-        let ChatFields { logprobs, top_logprobs, thinking_token_budget, include_reasoning } = body.read()?;
+        let ChatFields { logprobs, top_logprobs, thinking_token_budget, include_reasoning, tokens } = body.read()?;
         let ignored = policy.check(&body)?;
         conversation.thinking_budget = thinking_token_budget.map(|budget| budget.count());
         conversation.include_reasoning = include_reasoning.unwrap_or(true);
+        conversation.rendered = tokens.map(|Object(tokens)| read_tokens(tokens)).transpose()?;
         let top = top_logprobs.map_or(0, |top| top.count());
         if top > 0 && logprobs != Some(true) {
             return Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true"));
         }
         Ok(Self { generation, sampling, conversation, logprobs: logprobs.unwrap_or(false).then_some(top), ignored })
     }
+}
+
+/// The token ids of a prompt that somebody else rendered.
+fn read_tokens(tokens: TokensFields) -> Result<Vec<u32>, ApiError> {
+    let ids: Vec<u32> = tokens.token_ids.unwrap_or_default().into_iter().map(|TokenId(id)| id).collect();
+    if ids.is_empty() {
+        return Err(ApiError::invalid("tokens", "tokens.token_ids is missing or empty: send at least one token"));
+    }
+    Ok(ids)
 }
 
 /// Reads the fields of a conversation and of its output's structure.

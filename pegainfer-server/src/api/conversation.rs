@@ -1,8 +1,8 @@
 //! Messages, tools and template arguments of a chat.
 
 use super::message::{Message, Role};
+use super::model_state::ModelState;
 use super::schema::conversation::Effort;
-use super::state::AppState;
 use super::structured::Structured;
 use super::tools::Tools;
 use crate::error::ApiError;
@@ -51,6 +51,8 @@ pub struct Conversation {
     pub names: &'static FieldNames,
     /// The messages, at least one.
     pub messages: Vec<Message>,
+    /// Token ids of the prompt, if somebody else rendered the messages.
+    pub rendered: Option<Vec<u32>>,
     /// Functions that the model may or has to call.
     pub tools: Tools,
     /// Structure of the output. A forced call overrides it.
@@ -92,8 +94,10 @@ impl Conversation {
     }
 
     /// Sets the template's arguments for the effort. Returns the name of its field if this model ignores it.
-    pub fn set_effort(&mut self, state: &AppState) -> Result<Option<&'static str>, ApiError> {
-        let (Some(effort), Some(template)) = (self.effort, &state.checkpoint.template) else { return Ok(None) };
+    pub fn set_effort(&mut self, state: &ModelState) -> Result<Option<&'static str>, ApiError> {
+        let (Some(effort), Some(template)) = (self.effort, &state.model.text.checkpoint.template) else {
+            return Ok(None);
+        };
         let name = self.names.effort;
         let refused = |e| ApiError::invalid(name, format!("{name} {e}")).with_code("unsupported_parameter");
         let honoured = template.set_effort(effort.name(), &mut self.template_kwargs).map_err(refused)?;

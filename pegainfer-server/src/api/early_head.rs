@@ -19,6 +19,8 @@ use tokio::time::sleep;
 
 /// Sent while the handler works.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+/// Interval between reports about what the handler waits for.
+const PROGRESS: Duration = Duration::from_secs(1);
 
 /// Options of the middleware.
 #[derive(Debug, Clone)]
@@ -45,9 +47,22 @@ struct Preparing {
     /// Results of the choices, for the log line of a refused stream.
     choices: Option<Arc<Choices>>,
     interval: Duration,
+    /// Knows what the handler waits for.
+    head: StreamHead,
 }
 
 impl Preparing {
+    /// Time until the next comment: what takes long is reported every second.
+    fn pause(&self) -> Duration {
+        if self.head.wait().is_some() { self.interval.min(PROGRESS) } else { self.interval }
+    }
+
+    /// A comment that keeps the connection open, and says what the handler waits for.
+    fn comment(&self) -> Bytes {
+        let comment = |(what, seconds)| format!(": {what}, {seconds} s\n\n").into();
+        self.head.wait().map_or(Bytes::from_static(KEEP_ALIVE), comment)
+    }
+
     /// The last event of a refused stream.
     fn refusal(&self, error: &ApiError) -> Bytes {
         if let Some(choices) = &self.choices {
@@ -72,7 +87,7 @@ pub async fn send_early(State(options): State<EarlyHead>, mut request: Request, 
     };
     let first = stream::once(async { Ok(Bytes::from_static(KEEP_ALIVE)) });
     let cutoff = options.lifecycle.cutoff(deadline);
-    let preparing = Preparing { handler, cutoff, style, choices, interval: options.interval };
+    let preparing = Preparing { handler, cutoff, style, choices, interval: options.interval, head };
     let rest = stream::unfold(Early::Preparing(preparing), next_bytes);
     let mut response = Body::from_stream(first.chain(rest)).into_response();
     stream_headers(response.headers_mut());
@@ -85,12 +100,13 @@ pub async fn send_early(State(options): State<EarlyHead>, mut request: Request, 
 async fn next_bytes(early: Early) -> Option<(Result<Bytes, axum::Error>, Early)> {
     let mut body = match early {
         Early::Preparing(mut preparing) => {
+            let pause = preparing.pause();
             let response = tokio::select! {
                 biased;
                 response = &mut preparing.handler => response,
                 error = &mut preparing.cutoff => return Some((Ok(preparing.refusal(&error)), Early::Done)),
-                () = sleep(preparing.interval) => {
-                    return Some((Ok(Bytes::from_static(KEEP_ALIVE)), Early::Preparing(preparing)));
+                () = sleep(pause) => {
+                    return Some((Ok(preparing.comment()), Early::Preparing(preparing)));
                 }
             };
             if let Some(error) = response.extensions().get::<ApiError>() {

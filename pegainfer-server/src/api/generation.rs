@@ -1,13 +1,17 @@
-//! One running choice: turns the engine's tokens into deltas of text. [`submit`] begins it.
+//! One running choice: turns the engine's tokens into deltas of text. [`submit`] begins it, [`collect`] waits for all
+//! of it.
 
+mod collect;
 mod submit;
 
 use super::delta::{Counts, Delta, Finish, PromptInfo, StopReason};
 use super::quota::OpenRequest;
 use super::timings::Timings;
+use crate::adapters::OpenAdapter;
 use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Deadline;
 use crate::metrics::{Outcome, RequestRecord};
+use crate::models::Lease;
 use crate::output::Outbox;
 use crate::rates::Reservation;
 use crate::record::Recording;
@@ -35,6 +39,8 @@ pub struct Generation {
     max_tokens: usize,
     /// True if the client asked for no token, only for its prompt.
     prompt_only: bool,
+    /// The prompt's vector, once it is there.
+    vector: Option<Box<[f32]>>,
     min_tokens: usize,
     counts: Counts,
     /// Sent with the first delta.
@@ -54,10 +60,14 @@ pub struct Generation {
     outbox: Option<Arc<Outbox>>,
     /// Counts the choice among its tenant's open requests.
     _open: Option<OpenRequest>,
+    /// Counts the choice among those of its adapter, if it has one.
+    adapter: Option<OpenAdapter>,
     /// Tokens of the API key that are reserved for this choice.
     reserved: Option<Reservation>,
     /// Entry of the request in the recording, if the server records.
     recording: Option<Recording>,
+    /// Keeps the model in memory; dropped last.
+    _model: Arc<Lease>,
 }
 
 /// Log-probabilities of a prompt's tokens from the second on.
@@ -88,6 +98,11 @@ impl Generation {
         self.outbox.as_ref()
     }
 
+    /// The vector of the prompt, if the request asked for it and the engine has reported it.
+    pub fn take_vector(&mut self) -> Option<Box<[f32]>> {
+        self.vector.take()
+    }
+
     /// Token counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
@@ -114,9 +129,11 @@ impl Generation {
             match event {
                 Some(TokenEvent::Admitted { cached_tokens }) => {
                     self.counts.cached = cached_tokens;
+                    self.adapter.iter_mut().for_each(OpenAdapter::admitted);
                     self.record.admitted(cached_tokens, at);
                 }
                 Some(TokenEvent::Prompt(logprobs)) => self.prompt_logprobs(logprobs.into()),
+                Some(TokenEvent::Vector(vector)) => self.vector = Some(vector),
                 Some(TokenEvent::Token(_)) if self.prompt_only => {
                     self.wait_for_report().await;
                     return Some(Ok(self.prompt_end()));

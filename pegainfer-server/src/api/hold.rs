@@ -5,7 +5,7 @@ use crate::budget::BodyShare;
 use crate::error::ApiError;
 use crate::fair_queue::Permits;
 use crate::tenant::Tenant;
-use crate::text_service::{CancelCheck, LARGE};
+use crate::text_service::{CancelCheck, Checkpoint, LARGE};
 use pegainfer_text::Tokenizer;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +35,7 @@ impl Hold {
     pub async fn begin(tenant: Tenant, size: usize, values: usize, state: &AppState) -> Result<Self, ApiError> {
         let hold = Self { tenant, size, held: Arc::default() };
         if size > LARGE {
-            let turn = state.checkpoint.encoder.large_turn(tenant, size).await;
+            let turn = state.workers.large_turn(tenant, size).await;
             hold.held().turn = Some(turn.map_err(|error| encoder_error(&error))?);
         }
         let memory = state.budget.parse(tenant, size, values).await.map_err(|error| over_budget(&error, state))?;
@@ -43,22 +43,42 @@ impl Hold {
         Ok(hold)
     }
 
-    /// Runs work on the request off the async threads, see [`Encoder::work`](crate::text_service::Encoder::work).
+    /// Runs work on the request off the async threads, see [`Workers::work`](crate::text_service::Workers::work).
     pub async fn work<T: Send + 'static>(
         &self,
         state: &AppState,
+        work: impl FnOnce(&CancelCheck<'_>) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let hold = self.clone();
+        let result = if self.size <= LARGE {
+            let work = move |cancel: &CancelCheck<'_>| {
+                let _hold = hold;
+                work(cancel)
+            };
+            state.workers.share_thread(self.tenant, work).await
+        } else {
+            state.workers.own_thread(hold, work).await
+        };
+        result.map_err(|error| encoder_error(&error))
+    }
+
+    /// Runs work with the tokenizer of the request's model off the async threads.
+    pub async fn tokenize<T: Send + 'static>(
+        &self,
+        state: &AppState,
+        checkpoint: &Checkpoint,
         work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        let encoder = &state.checkpoint.encoder;
         let hold = self.clone();
         let result = if self.size <= LARGE {
             let work = move |tokenizer: &Arc<Tokenizer>, cancel: &CancelCheck<'_>| {
                 let _hold = hold;
                 work(tokenizer, cancel)
             };
-            encoder.share_thread(self.tenant, work).await
+            checkpoint.encoder.share_thread(&state.workers, self.tenant, work).await
         } else {
-            encoder.own_thread(hold, work).await
+            let tokenizer = checkpoint.tokenizer.clone();
+            state.workers.own_thread(hold, move |cancel: &CancelCheck<'_>| work(&tokenizer, cancel)).await
         };
         result.map_err(|error| encoder_error(&error))
     }

@@ -1,152 +1,42 @@
-//! Endpoints about the server: models, health, load, version, metrics.
+//! Endpoints about the server: health, load, version, metrics.
 
 use super::state::AppState;
 use crate::error::ApiError;
+use crate::kv_events::KvEventSource;
 use crate::lifecycle::Phase;
 use crate::metrics::Exposition;
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use jiff::Timestamp;
 use pegainfer_core::engine::{EngineCell, EngineStats};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The served model under each of its names.
-#[derive(Serialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(rename = "Models")]
-pub enum Models<'a> {
-    /// OpenAI's shape.
-    OpenAi {
-        /// Always `list`.
-        #[schemars(extend("const" = "list"))]
-        object: &'static str,
-        /// The names.
-        data: Vec<ModelCard<'a>>,
-    },
-    /// Anthropic's shape, for clients that send `anthropic-version`.
-    Anthropic {
-        /// The names.
-        data: Vec<ModelCard<'a>>,
-        /// Always false.
-        has_more: bool,
-        /// The first name.
-        first_id: Option<&'a str>,
-        /// The last name.
-        last_id: Option<&'a str>,
-    },
-}
-
-/// The served model under one of its names.
-#[derive(Serialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(rename = "Model")]
-pub enum ModelCard<'a> {
-    /// OpenAI's shape, with vLLM's fields.
-    OpenAi {
-        /// The name.
-        id: &'a str,
-        /// Always `model`.
-        #[schemars(extend("const" = "model"))]
-        object: &'static str,
-        /// Start of the server, in Unix time.
-        created: u64,
-        /// Always `pegainfer`.
-        owned_by: &'static str,
-        /// Name of the checkpoint.
-        root: &'a str,
-        /// Always null.
-        parent: Option<&'static str>,
-        /// Length of the model's context.
-        max_model_len: usize,
-        /// Always empty.
-        permission: [Value; 0],
-    },
-    /// Anthropic's shape, for clients that send `anthropic-version`.
-    Anthropic {
-        /// Always `model`.
-        #[schemars(extend("const" = "model"))]
-        r#type: &'static str,
-        /// The name.
-        id: &'a str,
-        /// The name.
-        display_name: &'a str,
-        /// Start of the server.
-        created_at: String,
-        /// Length of the model's context.
-        max_input_tokens: usize,
-    },
-}
-
-/// `GET /v1/models`: the served model under each of its names, in the shape of the client's API.
-pub async fn models(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Response {
-    let data: Vec<ModelCard<'_>> = state.names.iter().map(|name| card(&state, &headers, name)).collect();
-    let (first_id, last_id) = (state.names.first().map(String::as_str), state.names.last().map(String::as_str));
-    let models = match is_anthropic(&headers) {
-        false => Models::OpenAi { object: "list", data },
-        true => Models::Anthropic { data, has_more: false, first_id, last_id },
-    };
-    Json(models).into_response()
-}
-
-/// True for clients of Anthropic's API, which always send its version.
-fn is_anthropic(headers: &HeaderMap) -> bool {
-    headers.contains_key("anthropic-version")
-}
-
-/// `GET /v1/models/{name}`.
-pub async fn model(
-    State(state): State<Arc<AppState>>,
-    headers: HeaderMap,
-    name: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let not_text = |_| ApiError::invalid("model", "the model's name is not valid UTF-8");
-    let Path(name) = name.map_err(not_text)?;
-    let name = state.model_named(Some(name))?;
-    Ok(Json(card(&state, &headers, &name)).into_response())
-}
-
-fn card<'a>(state: &'a AppState, headers: &HeaderMap, name: &'a str) -> ModelCard<'a> {
-    let length = state.engine.limits().max_model_len;
-    if is_anthropic(headers) {
-        let created = Timestamp::from_second(state.created as i64).unwrap_or_default();
-        return ModelCard::Anthropic {
-            r#type: "model",
-            id: name,
-            display_name: name,
-            created_at: created.to_string(),
-            max_input_tokens: length,
-        };
-    }
-    ModelCard::OpenAi {
-        id: name,
-        object: "model",
-        created: state.created,
-        owned_by: "pegainfer",
-        root: &state.checkpoint.name,
-        parent: None,
-        max_model_len: length,
-        permission: [],
-    }
-}
-
-/// `GET /health`: 200 while an engine makes progress and new requests are accepted, otherwise 503 and the reason. The
-/// body names engines that do not; usually it is empty.
+/// `GET /health`: 200 while the server can serve its models and accepts new requests, otherwise 503 and the reason. The
+/// body names engines and models that do not; usually it is empty.
 pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'static, str>) {
-    if let Some(why) = state.engine.failure() {
-        (StatusCode::SERVICE_UNAVAILABLE, format!("the engine has stopped: {why}").into())
-    } else if !state.engine.is_healthy() {
-        (StatusCode::SERVICE_UNAVAILABLE, "the engine makes no progress".into())
+    let (models, several) = (state.models.peek_all(), state.models.ids().len() > 1);
+    let mut lines = String::new();
+    for model in &models {
+        let of = if several { format!("{}: ", model.names[0]) } else { String::new() };
+        if let Some(why) = model.engine.failure() {
+            lines += &format!("{of}the engine has stopped: {why}\n");
+        } else if !model.engine.is_healthy() {
+            lines += &format!("{of}the engine makes no progress\n");
+        } else {
+            unhealthy_engines(model.engine.engines()).lines().for_each(|line| lines += &format!("{of}{line}\n"));
+        }
+    }
+    let is_served = models.is_empty() || models.iter().any(|model| model.engine.is_healthy());
+    if !is_served {
+        (StatusCode::SERVICE_UNAVAILABLE, lines.trim_end().to_owned().into())
     } else if state.lifecycle.phase() != Phase::Serving {
         (StatusCode::SERVICE_UNAVAILABLE, "draining".into())
     } else {
-        (StatusCode::OK, unhealthy_engines(state.engine.engines()).into())
+        (StatusCode::OK, lines.into())
     }
 }
 
@@ -161,8 +51,16 @@ fn unhealthy_engines(engines: &[EngineCell]) -> String {
     engines.iter().enumerate().filter_map(line).collect()
 }
 
-/// `GET /live`: 200 while the process can answer at all, even if the engine is stuck or the server drains.
-pub async fn live() {}
+/// `GET /live`: 200 while a restart would not help, also while the server drains. 503 while an engine hangs and no other
+/// makes progress: a device that hangs seldom recovers. A server whose last engine has stopped exits by itself.
+pub async fn live(State(state): State<Arc<AppState>>) -> (StatusCode, &'static str) {
+    let models = state.models.peek_all();
+    let hangs = models.iter().any(|model| model.engine.failure().is_none() && !model.engine.is_healthy());
+    match hangs && !models.iter().any(|model| model.engine.is_healthy()) {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "the engine makes no progress"),
+        false => (StatusCode::OK, ""),
+    }
+}
 
 /// Numbers of requests, for balancers that compare replicas.
 #[derive(Serialize, JsonSchema)]
@@ -176,7 +74,7 @@ pub struct LoadResponse {
     waiting: usize,
     /// Free part of the KV cache, from 0 to 1.
     kv_cache_free: f64,
-    /// The same of each engine, if there are several.
+    /// The same of each engine, if there are several of one model.
     #[serde(skip_serializing_if = "Option::is_none")]
     engines: Option<Vec<EngineLoad>>,
 }
@@ -203,17 +101,22 @@ fn kv_cache_free(stats: &EngineStats) -> f64 {
 
 /// `GET /load`.
 pub async fn load(State(state): State<Arc<AppState>>) -> Json<LoadResponse> {
-    let stats = state.engine.stats();
+    let models = state.models.peek_all();
+    let stats: EngineStats = models.iter().map(|model| model.engine.stats()).sum();
+    let waiting = stats.waiting + state.models.waiting();
     let engine_load = |(engine, cell): (usize, &EngineCell)| {
         let (stats, healthy) = (cell.stats(), cell.is_healthy());
         let EngineStats { running, waiting, .. } = stats;
         EngineLoad { engine, healthy, running, waiting, kv_cache_free: kv_cache_free(&stats) }
     };
-    let engines = state.engine.engines();
+    let engines = match &models[..] {
+        [model] => model.engine.engines(),
+        _ => &[],
+    };
     Json(LoadResponse {
-        server_load: stats.running + stats.waiting,
+        server_load: stats.running + waiting,
         running: stats.running,
-        waiting: stats.waiting,
+        waiting,
         kv_cache_free: kv_cache_free(&stats),
         engines: (engines.len() > 1).then(|| engines.iter().enumerate().map(engine_load).collect()),
     })
@@ -221,7 +124,16 @@ pub async fn load(State(state): State<Arc<AppState>>) -> Json<LoadResponse> {
 
 /// `POST /reset_prefix_cache`: 200 after every cached prefix was dropped. Running requests keep their blocks.
 pub async fn reset_prefix_cache(State(state): State<Arc<AppState>>) -> Result<(), ApiError> {
-    state.engine.reset_prefix_cache().await.map_err(|e| ApiError::from_submit(e, "prompt"))
+    for model in state.models.peek_all() {
+        model.engine.reset_prefix_cache().await.map_err(|e| ApiError::from_submit(e, "prompt"))?;
+    }
+    Ok(())
+}
+
+/// `GET /kv_event_sources`: where KV events are published, as vLLM lists them; an empty list without
+/// `--kv-events-config`.
+pub async fn kv_event_sources(State(state): State<Arc<AppState>>) -> Json<Vec<KvEventSource>> {
+    Json(state.kv_event_sources())
 }
 
 /// The server's version.

@@ -8,7 +8,7 @@ use crate::error::ApiError;
 use crate::output::ResponseShare;
 use crate::tenant::Tenant;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
@@ -68,10 +68,20 @@ impl GrowingResponse {
         state: &AppState,
         write: impl FnOnce() -> Vec<u8> + Send + 'static,
     ) -> Result<Response, ApiError> {
-        let Grown { bytes, share, .. } = self.grown.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let json =
-            if bytes <= INLINE { write() } else { state.work(self.tenant, bytes as usize, |_, _| write()).await? };
+        let (json, share) = self.write(state, write).await?;
         Ok(json_response(json, share))
+    }
+
+    /// The bytes from `write`, which runs off the async threads if they are many, and their share.
+    pub async fn write(
+        self,
+        state: &AppState,
+        write: impl FnOnce() -> Vec<u8> + Send + 'static,
+    ) -> Result<(Vec<u8>, ResponseShare), ApiError> {
+        let Grown { bytes, share, .. } = self.grown.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let written =
+            if bytes <= INLINE { write() } else { state.work(self.tenant, bytes as usize, |_| write()).await? };
+        Ok((written, share))
     }
 }
 
@@ -90,11 +100,21 @@ pub async fn share(state: &AppState, hold: &Hold, tenant: Tenant, bytes: usize) 
     granted.map_err(|error| over_budget(&error, state))
 }
 
+/// Refuses a response that may be larger than one may be. `what` are the words for it.
+pub fn check_size(what: &str, bytes: usize, state: &AppState) -> Result<(), ApiError> {
+    if bytes as u64 <= state.options.limits.max_response_bytes {
+        return Ok(());
+    }
+    let limit = state.options.limits.max_response_bytes;
+    let message =
+        format!("{what} may have {bytes} bytes, at most {limit} are given (--max-response-bytes): send fewer tokens");
+    Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("response_too_large"))
+}
+
 /// A response that holds its share of the budget until its bytes go to the connection, where they count as unread
 /// output.
-pub fn json_response(json: Vec<u8>, mut share: ResponseShare) -> Response {
-    share.shrink(json.len());
-    let body = Body::new(Unsent(Some((json.into(), share))));
+pub fn json_response(json: Vec<u8>, share: ResponseShare) -> Response {
+    let body = Body::new(Unsent::new(json, share));
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
@@ -105,7 +125,15 @@ pub fn json_bytes(value: &impl Serialize) -> Vec<u8> {
 }
 
 /// The bytes of a response, and their share of the output budget.
-struct Unsent(Option<(Bytes, ResponseShare)>);
+pub struct Unsent(Option<(Bytes, ResponseShare)>);
+
+impl Unsent {
+    /// The body with these bytes.
+    pub fn new(bytes: Vec<u8>, mut share: ResponseShare) -> Self {
+        share.shrink(bytes.len());
+        Self(Some((bytes.into(), share)))
+    }
+}
 
 impl HttpBody for Unsent {
     type Data = Bytes;

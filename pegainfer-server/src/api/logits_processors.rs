@@ -1,10 +1,10 @@
 //! Logits processors of a request: penalties, biases, banned words, allowed tokens.
 
 use super::hold::Hold;
+use super::model_state::ModelState;
 use super::schema::numbers::TokenId;
 use super::schema::sampling::SamplingFields;
 use super::schema::values::Text;
-use super::state::AppState;
 use crate::error::ApiError;
 use crate::text_service::encode;
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
@@ -21,28 +21,36 @@ const MAX_BAD_WORD_LENGTH: usize = 128;
 pub async fn build(
     fields: &mut SamplingFields,
     hold: &Hold,
-    state: &AppState,
+    state: &ModelState,
     min_tokens: usize,
     stops: Vec<u32>,
 ) -> Result<Option<Arc<LogitsProcessors>>, ApiError> {
-    let or = |given: Option<f64>, default: f32| given.map_or(default, |n| n as f32);
+    let or_0 = |given: Option<f64>| given.map_or(0.0, |n| n as f32);
     let allowed = fields.allowed_token_ids.take();
+    let mut words = bad_words(fields.bad_words.take().unwrap_or_default(), hold, state).await?;
+    words.append(&mut fields.bad_words_token_ids);
     let params = LogitsProcessorParams {
-        presence_penalty: or(fields.presence_penalty, 0.0),
-        frequency_penalty: or(fields.frequency_penalty, 0.0),
-        repetition_penalty: or(fields.repetition_penalty, state.checkpoint.defaults.repetition_penalty),
+        presence_penalty: or_0(fields.presence_penalty),
+        frequency_penalty: or_0(fields.frequency_penalty),
+        repetition_penalty: repetition_penalty(fields, state),
         logit_bias: fields.logit_bias.take().unwrap_or_default().0,
         min_tokens,
         stops,
         allowed_token_ids: allowed.map(|ids| ids.into_iter().map(|TokenId(id)| id).collect()),
-        bad_words: bad_words(fields.bad_words.take().unwrap_or_default(), hold, state).await?,
+        bad_words: words,
     };
-    Ok(LogitsProcessors::new(params, state.engine.limits().vocab_size)?)
+    Ok(LogitsProcessors::new(params, state.model.engine.limits().vocab_size)?)
+}
+
+/// The request's repetition penalty, or the checkpoint's.
+pub fn repetition_penalty(fields: &SamplingFields, state: &ModelState) -> f32 {
+    let default = state.model.text.checkpoint.defaults.repetition_penalty;
+    fields.repetition_penalty.map_or(default, |n| n as f32)
 }
 
 /// `bad_words` as tokens: each word at the start of a text and after a space, since most vocabularies spell them
 /// differently.
-async fn bad_words(list: Vec<Text>, hold: &Hold, state: &AppState) -> Result<Vec<Vec<u32>>, ApiError> {
+async fn bad_words(list: Vec<Text>, hold: &Hold, state: &ModelState) -> Result<Vec<Vec<u32>>, ApiError> {
     let invalid = |message: String| ApiError::invalid("bad_words", message);
     if list.len() > MAX_BAD_WORDS {
         return Err(invalid(format!("bad_words may hold at most {MAX_BAD_WORDS} words, got {}", list.len())));
@@ -58,7 +66,7 @@ async fn bad_words(list: Vec<Text>, hold: &Hold, state: &AppState) -> Result<Vec
     if spellings.is_empty() {
         return Ok(Vec::new());
     }
-    let words = hold.work(state, encode(spellings, false)).await?;
+    let words = state.tokenize(hold, encode(spellings, false)).await?;
     let words: BTreeSet<_> =
         words.map_err(|error| ApiError::invalid("bad_words", error.to_string()))?.into_iter().collect();
     Ok(words.into_iter().collect())

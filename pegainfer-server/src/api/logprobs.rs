@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
 /// JSON has no infinity. A token that cannot be drawn gets vLLM's value.
-const MIN_LOGPROB: f32 = -9999.0;
+pub const MIN_LOGPROB: f32 = -9999.0;
 
 /// Four parallel lists, one entry per token.
 #[derive(Serialize, JsonSchema, Default, Debug)]

@@ -4,9 +4,14 @@
 //! compare responses with their schemas.
 
 use super::anthropic::wire::{Message, StreamEvent as MessageStreamEvent, TokenCount};
-use super::info::{LoadResponse, ModelCard, Models, Version};
+use super::info::{LoadResponse, Version};
+use super::loads::Loads;
+use super::model_control::ModelSwitched;
+use super::model_list::{ModelCard, Models};
+use super::rendered::RenderedRequest;
 use super::responses::events::StreamEvent as ResponseStreamEvent;
 use super::responses::wire::ResponseObject;
+use super::schema::adapters::{LoadAdapterFields, UnloadAdapterFields};
 use super::schema::anthropic::{AnswerFields, MessagesFields};
 use super::schema::chat::ChatFields;
 use super::schema::completions::CompletionFields;
@@ -15,10 +20,15 @@ use super::schema::generation::GenerationFields;
 use super::schema::responses::ResponsesFields;
 use super::schema::sampling::SamplingFields;
 use super::schema::structure::StructureFields;
+use super::schema::token_in_out::{TokenInOutFields, sampling_params_schema};
 use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
+use super::schema::vectors::{EmbeddingFields, RerankFields, ScoreFields, VectorFields};
+use super::token_in_out::{TokenChunk, TokenResponse};
 use super::tokenize::{Detokenized, Tokenized};
+use super::vectors::{Embeddings, Ranking, Scores};
 use super::wire::{ChatChoice, ChatChunkChoice, Chunk, CompletionChoice, Envelope};
 use crate::error::{AnthropicError, OpenAiError};
+use crate::kv_events::KvEventSource;
 use axum::Json;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -64,18 +74,29 @@ struct Endpoint {
     event: Option<ObjectSchema>,
 }
 
+/// The body of a completion.
+const COMPLETION: &[ObjectSchema] = &[
+    CompletionFields::json_schema,
+    GenerationFields::json_schema,
+    SamplingFields::json_schema,
+    StructureFields::json_schema,
+];
+/// The body of a chat.
+const CHAT: &[ObjectSchema] = &[
+    ConversationFields::json_schema,
+    ChatFields::json_schema,
+    GenerationFields::json_schema,
+    SamplingFields::json_schema,
+    StructureFields::json_schema,
+];
+
 fn endpoints() -> Vec<Endpoint> {
     let hello = || json!([{"role": "user", "content": "Hello!"}]);
     vec![
         Endpoint {
             path: "/v1/completions",
             summary: "Continue a text",
-            parts: &[
-                CompletionFields::json_schema,
-                GenerationFields::json_schema,
-                SamplingFields::json_schema,
-                StructureFields::json_schema,
-            ],
+            parts: COMPLETION,
             required: &[],
             example: json!({"prompt": "Once upon a time", "max_tokens": 8}),
             response: SchemaGenerator::subschema_for::<Envelope<CompletionChoice>>,
@@ -84,13 +105,7 @@ fn endpoints() -> Vec<Endpoint> {
         Endpoint {
             path: "/v1/chat/completions",
             summary: "Answer messages",
-            parts: &[
-                ConversationFields::json_schema,
-                ChatFields::json_schema,
-                GenerationFields::json_schema,
-                SamplingFields::json_schema,
-                StructureFields::json_schema,
-            ],
+            parts: CHAT,
             required: &["messages"],
             example: json!({"messages": hello(), "max_tokens": 8}),
             response: SchemaGenerator::subschema_for::<Envelope<ChatChoice>>,
@@ -144,15 +159,105 @@ fn endpoints() -> Vec<Endpoint> {
     ]
 }
 
+/// Endpoints for routers that choose a server by the tokens of the prompt.
+fn token_endpoints() -> Vec<Endpoint> {
+    let hello = json!([{"role": "user", "content": "Hello!"}]);
+    vec![
+        Endpoint {
+            path: "/v1/completions/render",
+            summary: "Token ids of prompts, and the sampling parameters that they would run with",
+            parts: COMPLETION,
+            required: &[],
+            example: json!({"prompt": "Once upon a time", "max_tokens": 8}),
+            response: SchemaGenerator::subschema_for::<Vec<RenderedRequest>>,
+            event: None,
+        },
+        Endpoint {
+            path: "/v1/chat/completions/render",
+            summary: "Token ids of rendered messages, and the sampling parameters that they would run with",
+            parts: CHAT,
+            required: &["messages"],
+            example: json!({"messages": hello, "max_tokens": 8}),
+            response: SchemaGenerator::subschema_for::<RenderedRequest>,
+            event: None,
+        },
+        Endpoint {
+            path: "/inference/v1/generate",
+            summary: "Continue token ids with token ids",
+            parts: &[TokenInOutFields::json_schema, sampling_params_schema],
+            required: &[],
+            example: json!({"token_ids": [921, 870, 256, 529], "sampling_params": {"max_tokens": 8}}),
+            response: SchemaGenerator::subschema_for::<TokenResponse>,
+            event: Some(SchemaGenerator::subschema_for::<TokenChunk>),
+        },
+    ]
+}
+
+/// Endpoints of vectors and scores.
+fn vector_endpoints() -> Vec<Endpoint> {
+    vec![
+        Endpoint {
+            path: "/v1/embeddings",
+            summary: "Vectors of texts",
+            parts: &[EmbeddingFields::json_schema, VectorFields::json_schema],
+            required: &[],
+            example: json!({"input": "Once upon a time"}),
+            response: SchemaGenerator::subschema_for::<Embeddings>,
+            event: None,
+        },
+        Endpoint {
+            path: "/v1/rerank",
+            summary: "Order documents by how well they answer a query",
+            parts: &[RerankFields::json_schema, VectorFields::json_schema],
+            required: &[],
+            example: json!({"query": "What is the capital of France?", "documents": ["Paris", "Lyon"]}),
+            response: SchemaGenerator::subschema_for::<Ranking>,
+            event: None,
+        },
+        Endpoint {
+            path: "/v1/score",
+            summary: "Scores of pairs of texts",
+            parts: &[ScoreFields::json_schema, VectorFields::json_schema],
+            required: &[],
+            example: json!({"text_1": "What is the capital of France?", "text_2": ["Paris", "Lyon"]}),
+            response: SchemaGenerator::subschema_for::<Scores>,
+            event: None,
+        },
+    ]
+}
+
 /// An endpoint without a body: path, methods, summary, and the schema of its response if that is JSON.
 type BodylessEndpoint = (&'static str, &'static [&'static str], &'static str, Option<ObjectSchema>);
 
 /// Endpoints without a body.
-const BODYLESS: [BodylessEndpoint; 11] = [
-    ("/v1/models", &["get"], "Names of the served model", Some(SchemaGenerator::subschema_for::<Models>)),
-    ("/v1/models/{name}", &["get"], "The served model", Some(SchemaGenerator::subschema_for::<ModelCard>)),
-    ("/health", &["get"], "200 while the engine makes progress and accepts requests", None),
-    ("/live", &["get"], "200 while the process can answer", None),
+const BODYLESS: [BodylessEndpoint; 17] = [
+    (
+        "/v1/models",
+        &["get"],
+        "The models and adapters, and their states",
+        Some(SchemaGenerator::subschema_for::<Models>),
+    ),
+    ("/v1/models/{name}", &["get"], "A model or adapter", Some(SchemaGenerator::subschema_for::<ModelCard>)),
+    (
+        "/v1/models/{name}/load",
+        &["post"],
+        "Load a model (admins)",
+        Some(SchemaGenerator::subschema_for::<ModelSwitched>),
+    ),
+    (
+        "/v1/models/{name}/unload",
+        &["post"],
+        "Unload a model when its requests have ended (admins)",
+        Some(SchemaGenerator::subschema_for::<ModelSwitched>),
+    ),
+    (
+        "/v1/models/{name}/sleep",
+        &["post"],
+        "Unload a model and keep what it can in host memory, or with ?level=2 nothing (admins)",
+        Some(SchemaGenerator::subschema_for::<ModelSwitched>),
+    ),
+    ("/health", &["get"], "200 while models make progress and the server accepts requests", None),
+    ("/live", &["get"], "200 unless no engine makes progress, so that a restart is needed", None),
     ("/ping", &["get", "post"], "The same as /health", None),
     (
         "/load",
@@ -160,12 +265,45 @@ const BODYLESS: [BodylessEndpoint; 11] = [
         "Numbers of running and waiting requests",
         Some(SchemaGenerator::subschema_for::<LoadResponse>),
     ),
+    (
+        "/kv_event_sources",
+        &["get"],
+        "Where KV events are published",
+        Some(SchemaGenerator::subschema_for::<Vec<KvEventSource>>),
+    ),
+    ("/loads", &["get"], "Load of each engine", Some(SchemaGenerator::subschema_for::<Loads>)),
+    ("/v1/loads", &["get"], "The same as /loads", Some(SchemaGenerator::subschema_for::<Loads>)),
     ("/version", &["get"], "Version of the server", Some(SchemaGenerator::subschema_for::<Version>)),
     ("/metrics", &["get"], "Metrics, in Prometheus' format", None),
     ("/reset_prefix_cache", &["post"], "Drop all cached prefixes", None),
     ("/debug/steps", &["get"], "Times of the newest steps of the engine, in JSON Lines", None),
     ("/openapi.json", &["get"], "This document", None),
 ];
+
+/// An endpoint of adapters, which answers with a sentence.
+struct AdapterEndpoint {
+    path: &'static str,
+    summary: &'static str,
+    fields: ObjectSchema,
+    example: Value,
+}
+
+fn adapter_endpoints() -> [AdapterEndpoint; 2] {
+    [
+        AdapterEndpoint {
+            path: "/v1/load_lora_adapter",
+            summary: "Load a LoRA adapter from the folder of --lora-root (admins)",
+            fields: LoadAdapterFields::json_schema,
+            example: json!({"lora_name": "sql", "lora_path": "sql"}),
+        },
+        AdapterEndpoint {
+            path: "/v1/unload_lora_adapter",
+            summary: "Take the name of a LoRA adapter away (admins)",
+            fields: UnloadAdapterFields::json_schema,
+            example: json!({"lora_name": "sql"}),
+        },
+    ]
+}
 
 /// Schemas of all bodies. Requests and responses have separate generators, because only request fields are optional.
 struct Generators {
@@ -214,8 +352,11 @@ pub fn document() -> Value {
 
 fn paths(generators: &mut Generators) -> Map<String, Value> {
     let mut paths = Map::new();
-    for endpoint in endpoints() {
+    for endpoint in endpoints().into_iter().chain(token_endpoints()).chain(vector_endpoints()) {
         paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint, generators)}));
+    }
+    for endpoint in adapter_endpoints() {
+        paths.insert(endpoint.path.into(), json!({"post": of_adapters(&endpoint, generators)}));
     }
     for plain in BODYLESS {
         let methods = plain.1.iter().map(|method| (method.to_string(), without_body(plain, generators)));
@@ -236,8 +377,15 @@ fn without_body((path, _, summary, response): BodylessEndpoint, generators: &mut
     if path.contains("{name}") {
         responses["400"] = generators.error(path, "The name is not valid UTF-8.");
         responses["404"] = generators.error(path, "There is no such model.");
+        if path.ends_with("load") || path.ends_with("sleep") {
+            responses["409"] = generators.error(path, "The model is pinned.");
+        }
         let schema = json!({"type": "string", "minLength": 1});
-        operation["parameters"] = json!([{"name": "name", "in": "path", "required": true, "schema": schema}]);
+        let mut parameters = vec![json!({"name": "name", "in": "path", "required": true, "schema": schema})];
+        if path.ends_with("sleep") {
+            parameters.push(json!({"name": "level", "in": "query", "schema": {"type": "integer", "enum": [1, 2]}}));
+        }
+        operation["parameters"] = parameters.into();
     }
     operation["responses"] = responses;
     operation
@@ -254,8 +402,23 @@ fn with_body(endpoint: &Endpoint, generators: &mut Generators) -> Value {
     for (status, description) in ERRORS.into_iter().chain(BODY_ERRORS) {
         responses[status] = generators.error(path, description);
     }
+    if event.is_some() {
+        responses["412"] = generators.error(path, "Prefer: if-available was sent, and the prompt is not cached.");
+    }
     let schema = merge(parts, required, &mut generators.requests);
     json!({"summary": summary, "responses": responses,
+        "requestBody": {"required": true, "content": {"application/json": {"schema": schema, "example": example}}}})
+}
+
+fn of_adapters(endpoint: &AdapterEndpoint, generators: &mut Generators) -> Value {
+    let AdapterEndpoint { path, summary, fields, example } = endpoint;
+    let schema = merge(&[*fields], &[], &mut generators.requests);
+    let mut responses =
+        json!({"200": {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}});
+    for (status, description) in ERRORS.into_iter().chain(BODY_ERRORS) {
+        responses[status] = generators.error(path, description);
+    }
+    json!({"tags": ["adapters"], "summary": summary, "responses": responses,
         "requestBody": {"required": true, "content": {"application/json": {"schema": schema, "example": example}}}})
 }
 

@@ -3,6 +3,7 @@
 use super::sse::{error_event, is_stream};
 use crate::api_style::ApiStyle;
 use crate::error::ApiError;
+use crate::grpc_status;
 use crate::metrics::Choices;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
@@ -20,7 +21,7 @@ pub async fn catch_panic(request: Request, next: impl AsyncFnOnce(Request) -> Re
     let style = ApiStyle::of(request.extensions());
     let choices = request.extensions().get().cloned();
     match AssertUnwindSafe(next(request)).catch_unwind().await {
-        Ok(response) if is_stream(response.headers()) => {
+        Ok(response) if is_stream(response.headers()) || style == ApiStyle::Grpc => {
             response.map(|inner| Body::new(CaughtBody { inner: Some(inner), path, style, choices }))
         }
         Ok(response) => response,
@@ -59,7 +60,10 @@ impl HttpBody for CaughtBody {
                 if let Some(choices) = &self.choices {
                     choices.failed(&error);
                 }
-                Poll::Ready(Some(Ok(Frame::data(error_event(self.style, &error)))))
+                Poll::Ready(Some(Ok(match self.style {
+                    ApiStyle::Grpc => Frame::trailers(grpc_status::trailers(Some(&error))),
+                    style => Frame::data(error_event(style, &error)),
+                })))
             }
         }
     }

@@ -1,26 +1,35 @@
 //! The parameters shared by completions and chats, parsed and checked.
 
+use super::aborts::AbortEntry;
 use super::body::RequestContext;
 use super::conversation::FieldNames;
 use super::logits_processors;
+use super::model_state::ModelState;
+use super::prefer;
 use super::response_size::ResponseSize;
 use super::sampling::Sampling;
 use super::schema::generation::GenerationFields;
+use super::schema::numbers::Int;
 use super::schema::sampling::SamplingFields;
-use super::state::AppState;
+use super::schema::vectors::VectorFields;
 use super::stop;
 use super::stream_options::StreamOptions;
 use super::token_rate::too_many;
 use super::truncation::Truncation;
+use crate::adapters::OpenAdapter;
 use crate::error::{ApiError, ENGINE_HEADER};
 use crate::ids;
-use crate::lifecycle::Deadline;
+use crate::lifecycle::{Deadline, Lifecycle};
 use crate::metrics::Choices;
 use crate::output::Outbox;
 use crate::rates::Meter;
 use crate::tenant::Tenant;
+use crate::text_service::Task;
 use crate::trace::Trace;
 use axum::http::HeaderMap;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use pegainfer_core::adapter::Adapter;
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::grammar::Grammar;
 use pegainfer_core::logits_processors::LogitsProcessors;
@@ -32,6 +41,8 @@ use std::time::Instant;
 pub struct Params {
     /// The model name that the client sent, or the canonical one.
     pub model: String,
+    /// The adapter that it names; `None` for the model itself.
+    adapter: Option<Arc<Adapter>>,
     /// Part of the response id.
     pub request_id: String,
     /// Header `x-request-id`: names the request in the log, even if the client sets another id.
@@ -63,6 +74,8 @@ pub struct Params {
     pub token_ids: bool,
     /// True if log-probabilities name tokens by their ids.
     pub ids_as_text: bool,
+    /// True if only the vectors of prompts are wanted.
+    vector: bool,
     /// True to run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
     /// True if the response reports the time of each stage.
@@ -75,6 +88,8 @@ pub struct Params {
     pub choices: Option<Arc<Choices>>,
     /// Names of the fields in the API that was called.
     pub names: &'static FieldNames,
+    /// Factor of the logits of tokens that were used, the client's or the checkpoint's.
+    pub repetition_penalty: f32,
     sampling: Sampling,
     logits_processors: Option<Arc<LogitsProcessors>>,
     ignore_eos: bool,
@@ -82,6 +97,8 @@ pub struct Params {
     cache_salt: u64,
     /// Engine that the client named.
     engine: Option<usize>,
+    /// True if the request is refused unless its prompt is cached.
+    only_if_cached: bool,
     /// Tenant of the request.
     pub tenant: Tenant,
     /// Output that the client has not read yet.
@@ -89,16 +106,33 @@ pub struct Params {
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
     truncation: Option<Truncation>,
+    /// Cancels the request when its client asks for that by name.
+    pub abort: Option<Arc<AbortEntry>>,
 }
 
 impl Params {
-    /// Checks the fields that all generating endpoints share.
+    /// Checks the fields that all generating endpoints share; 400 if the model generates no text.
     pub async fn new(
+        fields: GenerationFields,
+        sampling: SamplingFields,
+        names: &'static FieldNames,
+        context: &RequestContext,
+        state: &ModelState,
+    ) -> Result<Self, ApiError> {
+        let what = match &state.model.text.checkpoint.task {
+            Task::Generate => return Self::checked(fields, sampling, names, context, state).await,
+            Task::Embed { .. } => "makes vectors of texts: use /v1/embeddings",
+            Task::Rerank(_) => "ranks documents: use /v1/rerank",
+        };
+        Err(ApiError::invalid("model", format!("{} {what}", state.name)).with_code("wrong_task"))
+    }
+
+    async fn checked(
         mut fields: GenerationFields,
         mut sampling: SamplingFields,
         names: &'static FieldNames,
         context: &RequestContext,
-        state: &AppState,
+        state: &ModelState,
     ) -> Result<Self, ApiError> {
         let stream = StreamOptions::new(fields.stream, fields.stream_options.as_deref())?;
         let prompt_logprobs = fields.prompt_logprobs.map(|n| n.count());
@@ -106,7 +140,7 @@ impl Params {
             let message = "prompt_logprobs cannot be streamed: leave out \"stream\": true";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
-        let limits = state.engine.limits();
+        let limits = state.model.engine.limits();
         let stop_token_ids = stop::token_ids(sampling.stop_token_ids.take(), limits.vocab_size)?;
         let ignore_eos = sampling.ignore_eos.unwrap_or(false);
         let min_tokens = sampling.min_tokens.map_or(0, |n| n.count());
@@ -115,7 +149,8 @@ impl Params {
         // `max_completion_tokens` is the newer name and wins.
         let newer = fields.max_completion_tokens.map(|n| n.count());
         Ok(Self {
-            model: state.model_named(fields.model.take())?,
+            model: state.name.clone(),
+            adapter: state.adapter.clone(),
             request_id: request_id(sampling.request_id.take(), &context.headers)?,
             log_id: ids::request_id(&context.headers)?.into(),
             deadline: context.deadline,
@@ -131,23 +166,61 @@ impl Params {
             prompt_logprobs,
             token_ids: fields.return_token_ids.unwrap_or(false),
             ids_as_text: fields.return_tokens_as_token_ids.unwrap_or(false),
+            vector: false,
             add_special_tokens: fields.add_special_tokens,
             include_metrics: fields.include_metrics.unwrap_or(false),
             received: context.received,
             trace: context.trace.clone(),
             choices: context.choices.clone(),
             names,
+            repetition_penalty: logits_processors::repetition_penalty(&sampling, state),
             sampling: Sampling::new(&sampling, state)?,
             truncation: Truncation::new(fields.truncate_prompt_tokens, fields.truncation_side)?,
+            abort: None,
             ignore_eos,
             priority: priority(sampling.priority.map_or(0, |n| n.0 as i32), state)?,
             cache_salt: cache_salt(sampling.cache_salt.as_deref(), context.tenant, state)?,
             engine: engine(&context.headers)?,
+            only_if_cached: prefer::only_if_cached(&context.headers),
             tenant: context.tenant,
             outbox: context.outbox.clone(),
             meter: context.meter.clone(),
             logits_processors: logits_processors::build(&mut sampling, &context.hold, state, min_tokens, stops).await?,
         })
+    }
+
+    /// Parameters of requests that want the vectors of their prompts, and no text.
+    pub async fn for_vectors(
+        fields: VectorFields,
+        context: &RequestContext,
+        state: &ModelState,
+    ) -> Result<Self, ApiError> {
+        let VectorFields { priority, cache_salt, .. } = fields;
+        let sampling = SamplingFields { priority, cache_salt, ..SamplingFields::default() };
+        let generation = GenerationFields { max_tokens: Some(Int(0)), ..GenerationFields::default() };
+        let params = Self::checked(generation, sampling, &FieldNames::CHAT, context, state).await?;
+        // The preference is one of generating routes.
+        Ok(Self { vector: true, only_if_cached: false, ..params })
+    }
+
+    /// Counts a choice among the open ones of its adapter, if it has one.
+    pub fn adapter_use(&self, state: &ModelState) -> Option<OpenAdapter> {
+        let adapters = state.model.adapters.as_ref().filter(|_| self.adapter.is_some())?;
+        Some(adapters.open(&self.model))
+    }
+
+    /// Resolves with the client's error when the request has to be cancelled.
+    pub fn cutoff(&self, lifecycle: &Lifecycle) -> BoxFuture<'static, ApiError> {
+        let cutoff = lifecycle.cutoff(self.deadline);
+        let Some(abort) = &self.abort else { return cutoff };
+        let aborted = abort.aborted();
+        async move {
+            tokio::select! {
+                error = cutoff => error,
+                error = aborted => error,
+            }
+        }
+        .boxed()
     }
 
     /// True if a long prompt is truncated.
@@ -173,9 +246,9 @@ impl Params {
         default_max_tokens: usize,
         logprobs: Option<usize>,
         grammar: Option<Arc<dyn Grammar>>,
-        state: &AppState,
+        state: &ModelState,
     ) -> Result<Vec<GenerateRequest>, ApiError> {
-        let limits = state.engine.limits();
+        let limits = state.model.engine.limits();
         if let Some(truncation) = self.truncation {
             truncation.apply(&mut prompt, limits.max_model_len.saturating_sub(self.max_tokens.unwrap_or(1)));
         }
@@ -185,7 +258,7 @@ impl Params {
         let pool = (limits.kv_capacity_tokens() + 1).saturating_sub(prompt.len());
         // At least 1, so that the engine's own check refuses a prompt that fills the context.
         let capacity = context.min(pool).max(1);
-        if self.max_tokens == Some(0) && !self.echo {
+        if self.max_tokens == Some(0) && !self.echo && !self.vector {
             let message = "max_tokens must be an integer from 1 to 2147483647, got 0: only \"echo\": true takes 0";
             return Err(ApiError::invalid("max_tokens", message));
         }
@@ -222,10 +295,13 @@ impl Params {
                 ignore_eos: self.ignore_eos,
                 logprobs,
                 prompt_logprobs,
+                vector: self.vector,
                 priority: self.priority,
                 tenant: self.tenant.id,
                 cache_salt: self.cache_salt,
+                adapter: self.adapter.clone(),
                 engine: self.engine,
+                only_if_cached: self.only_if_cached,
                 ..GenerateRequest::greedy(prompt.clone(), max_tokens)
             })
         };
@@ -264,7 +340,7 @@ fn engine(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
 }
 
 /// The priority, if clients may choose it.
-fn priority(asked: i32, state: &AppState) -> Result<i32, ApiError> {
+fn priority(asked: i32, state: &ModelState) -> Result<i32, ApiError> {
     if asked != 0 && !state.options.limits.allow_priority {
         let message = "priority must be 0: this server does not accept priorities (--allow-priority)";
         return Err(ApiError::invalid("priority", message).with_code("unsupported_parameter"));
@@ -273,7 +349,7 @@ fn priority(asked: i32, state: &AppState) -> Result<i32, ApiError> {
 }
 
 /// The hash of `cache_salt` and the API key. Only requests with the same salt share cached prefixes; 0 is no salt.
-fn cache_salt(salt: Option<&str>, tenant: Tenant, state: &AppState) -> Result<u64, ApiError> {
+fn cache_salt(salt: Option<&str>, tenant: Tenant, state: &ModelState) -> Result<u64, ApiError> {
     let key = (tenant.has_key && !state.options.limits.share_prefix_cache).then_some(tenant.id);
     match (salt, key) {
         (Some(""), _) => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),

@@ -48,8 +48,11 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("chat_template", Never),
     ("chat_template_kwargs", Empty),
     ("continue_final_message", Bool(false)),
+    ("detokenize", Always),
     ("documents", Empty),
+    ("ec_transfer_params", Never),
     ("echo", Bool(false)),
+    ("extra_args", Empty),
     ("function_call", OneOf(&["none", "auto"])),
     ("functions", Empty),
     ("guided_choice", Renamed("choice")),
@@ -65,6 +68,7 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("mm_processor_kwargs", Empty),
     ("modalities", ListOf("text")),
     ("moderation", Never),
+    ("output_kind", Always),
     ("parallel_tool_calls", Always),
     ("prediction", Reported(&[])),
     ("prompt", Never),
@@ -77,6 +81,8 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("safety_identifier", Always),
     ("service_tier", Reported(&["auto", "default"])),
     ("session_id", Always),
+    ("skip_clone", Always),
+    ("skip_reading_prefix_cache", Bool(false)),
     ("spaces_between_special_tokens", Bool(true)),
     ("store", Reported(&["false"])),
     ("stream_interval", Number(1.0)),
@@ -156,21 +162,36 @@ impl FieldPolicy {
 
     /// Checks the fields that no part of the request knows. Returns the value of `x-ignored-fields`, if there are any.
     pub fn check(&self, body: &Body<'_>) -> Result<Option<HeaderValue>, ApiError> {
-        let (rest, nested) = body.rest();
+        self.check_all(&[body])
+    }
+
+    /// The same for a body and objects in it that were parsed in parts.
+    pub fn check_all(&self, bodies: &[&Body<'_>]) -> Result<Option<HeaderValue>, ApiError> {
         let mut ignored = Vec::new();
+        for body in bodies {
+            self.check_one(body, &mut ignored)?;
+        }
+        let ignored: Vec<&str> = ignored.iter().map(String::as_str).collect();
+        self.check_ignored(&ignored)
+    }
+
+    /// Checks the fields of one object, and appends the names of those without effect.
+    fn check_one(&self, body: &Body<'_>, ignored: &mut Vec<String>) -> Result<(), ApiError> {
+        let (rest, nested) = body.rest();
         for (name, value) in rest {
             match UNIMPLEMENTED.iter().find(|(known, _)| *known == name) {
-                Some((_, no_op)) if no_op.is_reported(value) => ignored.push(name),
+                Some((_, no_op)) if no_op.is_reported(value) => ignored.push(body.full_name(name)),
                 Some((_, no_op)) if no_op.accepts(value) => {}
                 Some((_, no_op)) => {
-                    let error = ApiError::invalid(name, no_op.refusal(name, value));
+                    let name = body.full_name(name);
+                    let error = ApiError::invalid(&name, no_op.refusal(&name, value));
                     return Err(error.with_code("unsupported_parameter"));
                 }
-                None => ignored.push(name),
+                None => ignored.push(body.full_name(name)),
             }
         }
-        ignored.extend(nested.iter().map(String::as_str));
-        self.check_ignored(&ignored)
+        ignored.extend(nested.iter().cloned());
+        Ok(())
     }
 
     /// Checks fields that have no effect: refuses them under `--strict`, otherwise returns the value of

@@ -3,8 +3,8 @@
 use super::body::RequestContext;
 use super::conversation::Conversation;
 use super::message::Message;
+use super::model_state::ModelState;
 use super::plain_text::PlainText;
-use super::state::AppState;
 use super::structured::Structured;
 use super::system;
 use super::tools::Tools;
@@ -29,9 +29,13 @@ pub struct PromptOptions {
     pub is_bounded: bool,
 }
 
+/// Number of tokens at the end of a rendered prompt that show whether reasoning or a call has begun.
+const SHOWN_TOKENS: usize = 64;
+
 /// A rendered conversation.
 pub struct Rendered {
-    /// The prompt, in segments that are tokenized separately; most prompts have one.
+    /// The prompt, or the rest of it after the token ids that the client sent, in segments that are tokenized
+    /// separately; most prompts have one.
     pub prompt: Vec<String>,
     /// Output parser of each choice.
     pub parsers: Vec<OutputParser>,
@@ -44,14 +48,15 @@ pub struct Rendered {
 impl Conversation {
     /// Renders the prompt and tokenizes it, off the async threads. Call `set_effort` first.
     pub async fn encode(
-        self,
-        state: &Arc<AppState>,
+        mut self,
+        state: &ModelState,
         context: &RequestContext,
         options: PromptOptions,
     ) -> Result<(Rendered, Vec<u32>), ApiError> {
         let work_state = state.clone();
         let work = move |tokenizer: &Arc<Tokenizer>, cancel: &CancelCheck<'_>| {
-            let mut rendered = self.render(&work_state, options.n)?;
+            let mut ids = self.rendered.take().unwrap_or_default();
+            let mut rendered = self.render(&work_state, options.n, &ids)?;
             rendered.structured = rendered.structured.map(Structured::into_lark).transpose()?;
             if cancel.is_cancelled() {
                 // Nobody waits for the result.
@@ -62,38 +67,35 @@ impl Conversation {
                 work_state.check_length(segments.iter().map(String::len).sum(), "messages")?;
             }
             // The tokenizer's special tokens would be added to each segment.
-            let add_special_tokens = options.add_special_tokens && segments.len() == 1;
-            let mut ids = Vec::new();
+            let add_special_tokens = options.add_special_tokens && segments.len() == 1 && ids.is_empty();
             for segment in segments {
                 let segment = tokenizer.encode(segment, add_special_tokens);
                 ids.append(&mut segment.map_err(|error| ApiError::invalid("messages", error.to_string()))?);
             }
             Ok((rendered, ids))
         };
-        context.hold.work(state, work).await?
+        state.tokenize(&context.hold, work).await?
     }
 
-    /// Renders the prompt and builds the parsers of its `n` outputs.
-    fn render(mut self, state: &AppState, n: usize) -> Result<Rendered, ApiError> {
-        let Some(template) = &state.checkpoint.template else {
+    /// Renders the prompt and builds the parsers of its `n` outputs. If the client sent token ids, only what they lack
+    /// is rendered: the beginning of a forced call, and the end of reasoning before it.
+    fn render(mut self, state: &ModelState, n: usize, sent: &[u32]) -> Result<Rendered, ApiError> {
+        let Some(template) = &state.model.text.checkpoint.template else {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
         let format = template.output_format();
         self.check_roles(format)?;
-        system::arrange(&mut self.messages, template);
-        if format.tools != Some(ToolFormat::Hermes) {
-            // Only that format writes arguments unchanged; the others need objects.
-            self.messages.iter_mut().for_each(Message::complete_arguments);
-        }
-        let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
-        let tokenizer = &state.checkpoint.tokenizer;
-        let plain = state.options.plain_messages.then(|| PlainText::mark(&mut self.messages, tokenizer)).transpose()?;
-        if self.structured.is_some() && !(format.reasoning && state.grammars.has_reasoning_tags()) {
+        if self.structured.is_some() && !(format.reasoning && state.model.text.grammars.has_reasoning_tags()) {
             self.disable_reasoning(format)?;
         }
         let tools = self.tools.format(format.tools)?;
-        let mut prompt = self.fill(template, tools.is_some(), mark.as_deref())?;
+        let call = tools.map_or_else(String::new, |format| self.tools.prefix.text(format));
+        let (prompt, plain) = match sent {
+            [] => self.fill(template, tools.is_some(), state)?,
+            _ => (end_of(sent, call.len(), state), None),
+        };
+        let mut rest = String::new();
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
         let thinking = match format.reasoning && reasoning.may_follow(&prompt, self.continue_final_message) {
             true => self.thinking(reasoning, tools == Some(ToolFormat::Qwen3Coder), state)?,
@@ -101,15 +103,16 @@ impl Conversation {
         };
         // Reasoning may not precede a structure without reasoning, nor a forced call.
         if (self.structured.is_some() && thinking.is_none()) || (tools.is_some() && self.tools.forced()) {
-            prompt += reasoning.close(format.tools);
+            rest += reasoning.close(format.tools);
             reasoning = ReasoningStart::Never;
         }
         if let Some(tools) = tools {
             self.constrain_calls(tools)?;
-            if self.tools.forced() {
-                prompt += &self.tools.prefix.text(tools);
-            }
         }
+        if sent.is_empty() || !prompt.ends_with(&call) {
+            rest += &call;
+        }
+        let prompt = if sent.is_empty() { prompt + &rest } else { rest };
         let parsers = (0..n).map(|_| self.parser(reasoning, tools)).collect::<Result<_, _>>()?;
         let prompt = match plain {
             Some(plain) => plain.split(&prompt),
@@ -118,8 +121,22 @@ impl Conversation {
         Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
     }
 
-    /// The rendered template. `mark` is the end of the prompt, if the last message is continued.
-    fn fill(&self, template: &ChatTemplate, shows_tools: bool, mark: Option<&str>) -> Result<String, ApiError> {
+    /// The rendered template, and the control tokens in messages that are split off it.
+    fn fill(
+        &mut self,
+        template: &ChatTemplate,
+        shows_tools: bool,
+        state: &ModelState,
+    ) -> Result<(String, Option<PlainText>), ApiError> {
+        system::arrange(&mut self.messages, template);
+        if template.output_format().tools != Some(ToolFormat::Hermes) {
+            // Only that format writes arguments unchanged; the others need objects.
+            self.messages.iter_mut().for_each(Message::complete_arguments);
+        }
+        // The end of the prompt, if the last message is continued.
+        let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
+        let tokenizer = &state.model.text.checkpoint.tokenizer;
+        let plain = state.options.plain_messages.then(|| PlainText::mark(&mut self.messages, tokenizer)).transpose()?;
         let refused = |message: String| ApiError::invalid(self.names.messages, message);
         let messages: Vec<Value> = self.messages.iter().map(Message::to_template).collect();
         let tools = shows_tools.then(|| self.tools.shown());
@@ -128,10 +145,10 @@ impl Conversation {
             .map_err(|e| refused(e.to_string()))?;
         if let Some(mark) = mark {
             let message = "the last message cannot be continued: the chat template does not show its text";
-            let end = prompt.rfind(mark).ok_or_else(|| refused(message.into()))?;
+            let end = prompt.rfind(&mark).ok_or_else(|| refused(message.into()))?;
             prompt.truncate(end);
         }
-        Ok(prompt)
+        Ok((prompt, plain))
     }
 
     /// Disables the reasoning, because the structure covers the whole text.
@@ -181,7 +198,7 @@ impl Conversation {
         &self,
         start: ReasoningStart,
         call_ends_it: bool,
-        state: &AppState,
+        state: &ModelState,
     ) -> Result<Option<ReasoningLimits>, ApiError> {
         if self.tools.forced() || (self.structured.is_none() && self.thinking_budget.is_none()) {
             return Ok(None);
@@ -190,13 +207,13 @@ impl Conversation {
             self.check_budget(state)?;
         }
         let thinking = ReasoningLimits { start, call_ends_it, budget: self.thinking_budget };
-        Ok(state.grammars.has_reasoning_tags().then_some(thinking))
+        Ok(state.model.text.grammars.has_reasoning_tags().then_some(thinking))
     }
 
     /// Checks that a maximum number of reasoning tokens can be enforced.
-    fn check_budget(&self, state: &AppState) -> Result<(), ApiError> {
-        let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
-        if masks && state.grammars.has_reasoning_tags() {
+    fn check_budget(&self, state: &ModelState) -> Result<(), ApiError> {
+        let masks = !state.model.engine.limits().unsupported.contains(&"structured_outputs");
+        if masks && state.model.text.grammars.has_reasoning_tags() {
             return Ok(());
         }
         let name = self.names.thinking_budget;
@@ -220,6 +237,12 @@ impl Conversation {
             }
         }
     }
+}
+
+/// Text at the end of a prompt of token ids: enough to tell whether it begins reasoning, or a call of `call` bytes.
+fn end_of(prompt: &[u32], call: usize, state: &ModelState) -> String {
+    let end = prompt.len().saturating_sub(SHOWN_TOKENS + call);
+    state.model.text.checkpoint.tokenizer.decode_all(&prompt[end..])
 }
 
 /// The error for a strict function that no grammar can enforce.

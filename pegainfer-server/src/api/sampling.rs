@@ -1,7 +1,7 @@
 //! The sampling parameters.
 
+use super::model_state::ModelState;
 use super::schema::sampling::SamplingFields;
-use super::state::AppState;
 use crate::error::ApiError;
 use crate::ids;
 use pegainfer_core::sampling::SamplingParams;
@@ -18,8 +18,8 @@ pub struct Sampling {
 
 impl Sampling {
     /// Parameters from the request's fields. Missing values are the checkpoint's.
-    pub fn new(fields: &SamplingFields, state: &AppState) -> Result<Self, ApiError> {
-        let defaults = state.checkpoint.defaults;
+    pub fn new(fields: &SamplingFields, state: &ModelState) -> Result<Self, ApiError> {
+        let defaults = state.model.text.checkpoint.defaults;
         let or = |given: Option<f64>, default: f32| given.map_or(default, |n| n as f32);
         let sampling = Self {
             temperature: or(fields.temperature, defaults.temperature),

@@ -23,6 +23,8 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
+use http_body_util::StreamBody;
+use hyper::body::Frame;
 use serde::Serialize;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -30,6 +32,19 @@ use std::time::{Duration, Instant};
 
 /// Format of an endpoint's chunks.
 pub trait ChunkWriter: Send + 'static {
+    /// Adds the headers of the response.
+    fn headers(headers: &mut HeaderMap) {
+        stream_headers(headers);
+    }
+    /// The last frame of a stream that lost its writer. Only OpenAI's older APIs and gRPC have items so large that
+    /// writing them can fail.
+    fn lost(error: &ApiError) -> Frame<Bytes> {
+        Frame::data(error_event(ApiStyle::OpenAi, error))
+    }
+    /// The trailers after the last event, in APIs that have any.
+    fn trailers(&mut self) -> Option<HeaderMap> {
+        None
+    }
     /// Writes the beginning of a stream, if there is no delta yet. `usage` has the prompt tokens.
     fn begin(&mut self, _out: &mut Events, _usage: Usage) {}
     /// Writes the events of one delta. `counts` are its choice's tokens so far.
@@ -69,6 +84,11 @@ impl Events {
             self.0.extend_from_slice(part.as_bytes());
         }
         self.push(chunk);
+    }
+
+    /// Appends bytes that are no event of text.
+    pub fn push_bytes(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.0);
     }
 
     /// All events as text.
@@ -154,16 +174,18 @@ pub async fn respond<F: ChunkWriter>(
         timer,
         done: false,
     };
-    let bytes = stream::unfold(Some(sse), |sse| async move {
-        let sse = sse.filter(|sse| !sse.done)?;
+    let frames = stream::unfold(Some(sse), |sse| async move {
+        let mut sse = sse?;
+        if sse.done {
+            return sse.writer.trailers().map(|trailers| (Ok::<_, Infallible>(Frame::trailers(trailers)), None));
+        }
         Some(match sse.coalesce().await {
-            Ok((bytes, sse)) => (Ok::<_, Infallible>(bytes), Some(sse)),
-            // Only these APIs have items of this size.
-            Err(error) => (Ok(error_event(ApiStyle::OpenAi, &error)), None),
+            Ok((bytes, sse)) => (Ok(Frame::data(bytes)), Some(sse)),
+            Err(error) => (Ok(F::lost(&error)), None),
         })
     });
-    let mut response = Body::from_stream(bytes).into_response();
-    stream_headers(response.headers_mut());
+    let mut response = Body::new(StreamBody::new(frames)).into_response();
+    F::headers(response.headers_mut());
     Ok(response)
 }
 
@@ -186,7 +208,8 @@ pub fn error_event(style: ApiStyle, error: &ApiError) -> Bytes {
     match style {
         ApiStyle::Anthropic => out.push_named("error", &error.anthropic(None)),
         ApiStyle::Responses => out.push_named("error", &error.responses_event()),
-        ApiStyle::OpenAi => {
+        // A gRPC call ends with trailers instead.
+        ApiStyle::OpenAi | ApiStyle::Grpc => {
             out.push(&error.openai());
             out.push_done();
         }
@@ -236,7 +259,10 @@ impl<F: ChunkWriter> SseStream<F> {
             match next {
                 Some(item) if size(&item) > INLINE => return self.write_large(item).await,
                 Some(item) => self.write_ready(&mut out, item),
-                None => self.writer.keep_alive(&mut out),
+                None => {
+                    self.writer.keep_alive(&mut out);
+                    self.last_write = Instant::now();
+                }
             }
         }
         self.last_write = Instant::now();
@@ -252,7 +278,7 @@ impl<F: ChunkWriter> SseStream<F> {
             self.fail(&mut out, &over_budget(&error, &state));
             return Ok((out.0.into(), self));
         }
-        let written = state.work(self.tenant, bytes, move |_, _| {
+        let written = state.work(self.tenant, bytes, move |_| {
             self.write(&mut out, item);
             self.last_write = Instant::now();
             ((out.0.into(), self), share)

@@ -1,7 +1,9 @@
 //! `GET /debug/steps`: the newest steps of the engine.
 
 use super::large_response::json_bytes;
+use super::model_state::unknown;
 use super::state::AppState;
+use crate::allowed::Allowed;
 use crate::error::ApiError;
 use crate::trace;
 use axum::Json;
@@ -18,11 +20,15 @@ use std::sync::Arc;
 const LISTED: usize = 256;
 
 /// JSON Lines, oldest step first: number, end in seconds since the engine's start, kind, load, and measured and
-/// predicted microseconds. `?last=N` lists N steps, `engine=I` those of engine I (default 0); `format=perfetto` returns
-/// a trace instead, `format=ops` the seconds per op.
+/// predicted microseconds. `?last=N` lists N steps, `engine=I` those of engine I (default 0), `model=NAME` those of this
+/// model; `format=perfetto` returns a trace instead, `format=ops` the seconds per op.
 pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
     let query = Query::parse(uri.query().unwrap_or_default())?;
-    let engines = state.engine.engines();
+    let id = state.models.find(query.model.as_deref());
+    let id =
+        id.ok_or_else(|| unknown(&state.models, query.model.as_deref().unwrap_or_default(), &Allowed::default()))?;
+    let Some(model) = state.models.peek(id) else { return Ok(Json::<[StepRecord; 0]>([]).into_response()) };
+    let engines = model.engine.engines();
     let missing = || format!("engine is the number of an engine, from 0 to {}", engines.len() - 1);
     let engine = engines.get(query.engine).ok_or_else(|| ApiError::invalid("engine", missing()))?;
     let Some(log) = engine.step_log() else { return Ok(Json::<[StepRecord; 0]>([]).into_response()) };
@@ -43,6 +49,8 @@ struct Query {
     last: usize,
     /// Number of the engine.
     engine: usize,
+    /// Name of the model; the first one by default.
+    model: Option<String>,
     format: Format,
 }
 
@@ -58,7 +66,7 @@ enum Format {
 
 impl Query {
     fn parse(text: &str) -> Result<Self, ApiError> {
-        let mut query = Self { last: LISTED, engine: 0, format: Format::Lines };
+        let mut query = Self { last: LISTED, engine: 0, model: None, format: Format::Lines };
         for part in text.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             match name {
@@ -72,6 +80,7 @@ impl Query {
                     query.engine =
                         number.map_err(|_| ApiError::invalid("engine", "engine is the number of an engine"))?;
                 }
+                "model" => query.model = Some(value.to_owned()),
                 "format" => {
                     query.format = match value {
                         "jsonl" => Format::Lines,

@@ -23,7 +23,14 @@ pub fn head_timer(received: Instant) -> Timer {
 
 /// A handler's announcement that its response is a stream, an extension of each request.
 #[derive(Debug, Clone, Default)]
-pub struct StreamHead(Arc<SetOnce<Announced>>);
+pub struct StreamHead(Arc<Head>);
+
+#[derive(Debug, Default)]
+struct Head {
+    announced: SetOnce<Announced>,
+    /// What the request waits for, in words.
+    wait: Mutex<Option<(String, Instant)>>,
+}
 
 /// A handler's announcement.
 #[derive(Debug)]
@@ -39,13 +46,24 @@ impl StreamHead {
     pub fn announce(&self, received: Instant, ignored: Option<&HeaderValue>) {
         let timer = Mutex::new(Some(head_timer(received)));
         // A second announcement would be the same.
-        let _ = self.0.set(Announced { ignored: ignored.cloned(), timer });
+        let _ = self.0.announced.set(Announced { ignored: ignored.cloned(), timer });
+    }
+
+    /// Says what the request waits for.
+    pub fn announce_wait(&self, what: String) {
+        *self.0.wait.lock().unwrap_or_else(PoisonError::into_inner) = Some((what, Instant::now()));
+    }
+
+    /// What the request waits for, and for how many seconds it has waited.
+    pub fn wait(&self) -> Option<(String, u64)> {
+        let wait = self.0.wait.lock().unwrap_or_else(PoisonError::into_inner);
+        wait.as_ref().map(|(what, since)| (what.clone(), since.elapsed().as_secs()))
     }
 
     /// Waits until the head is due, and returns the value of `x-ignored-fields`. Never returns after the handler took
     /// the timer.
     pub async fn due(&self) -> Option<HeaderValue> {
-        let announced = self.0.wait().await;
+        let announced = self.0.announced.wait().await;
         poll_fn(|context| match &mut *announced.timer.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(timer) => timer.as_mut().poll(context),
             None => Poll::Pending,
@@ -56,6 +74,6 @@ impl StreamHead {
 
     /// The timer, if the handler announced a stream. Its owner sends the head.
     pub fn take_timer(&self) -> Option<Timer> {
-        self.0.get()?.timer.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.announced.get()?.timer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

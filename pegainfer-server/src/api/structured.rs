@@ -1,11 +1,11 @@
 //! `response_format` and `structured_outputs`: the output's structure.
 
 use super::body::RequestContext;
+use super::model_state::ModelState;
 use super::schema::structure::{
     JsonSchemaValue, ResponseFormatFields, SchemaOrText, StructureFields, StructuredOutputsFields,
 };
 use super::schema::values::{Object, Text};
-use super::state::AppState;
 use crate::error::{ApiError, truncate_for_error};
 use crate::text_service::AccountedGrammar;
 use pegainfer_text::{GrammarError, GrammarSource};
@@ -53,7 +53,7 @@ impl Structured {
         this: Option<Self>,
         prompt: usize,
         context: &RequestContext,
-        state: &AppState,
+        state: &ModelState,
     ) -> Result<Option<Arc<AccountedGrammar>>, ApiError> {
         let source = match &this {
             Some(Self { source: GrammarSource::Lark(lark), .. }) => lark.len(),
@@ -61,7 +61,7 @@ impl Structured {
         };
         context.hold.keep(prompt + source);
         let Some(Self { field, source }) = this else { return Ok(None) };
-        let compiled = state.grammars.compile(context.tenant, source);
+        let compiled = state.model.text.grammars.compile(context.tenant, source);
         let compiled = match context.deadline {
             Some(deadline) => {
                 let in_time = tokio::time::timeout_at(deadline.at.into(), compiled).await;

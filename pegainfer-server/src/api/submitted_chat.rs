@@ -4,9 +4,11 @@ use super::body::RequestContext;
 use super::chat_request::ChatRequest;
 use super::delta::Delta;
 use super::generation::Generation;
+use super::model_state::ModelState;
 use super::params::Params;
 use super::render::{PromptOptions, Rendered};
 use super::state::AppState;
+use super::stop::check_vocabulary;
 use super::structured::Structured;
 use crate::error::ApiError;
 use axum::http::HeaderValue;
@@ -15,6 +17,8 @@ use std::sync::Arc;
 
 /// A chat whose choices have been submitted to the engine.
 pub struct SubmittedChat {
+    /// The model that has the request.
+    pub model: ModelState,
     /// Parameters of the request.
     pub params: Params,
     /// Generation of each choice.
@@ -36,29 +40,59 @@ impl SubmittedChat {
         context: &RequestContext,
         state: &Arc<AppState>,
     ) -> Result<Self, ApiError> {
-        let ChatRequest { generation, sampling, mut conversation, logprobs, ignored } = request;
-        let params = Params::new(generation, sampling, conversation.names, context, state).await?;
-        let ignored = state.policy.check_more(ignored, conversation.set_effort(state)?.as_slice())?;
+        let chat = RenderedChat::new(request, context, state).await?;
+        let RenderedChat { model, params, ids, rendered, logprobs, names_function, ignored } = chat;
+        let Rendered { parsers, structured, thinking, .. } = rendered;
+        let structure = Structured::compile(structured, size_of_val(ids.as_slice()), context, &model).await?;
+        let grammar = model.model.text.grammars.for_engine(thinking, structure);
+        let requests = params.requests(ids, usize::MAX, logprobs, grammar, &model)?;
+        let generations = Generation::submit_all(&model, &params, requests, params.names.messages)?;
+        let parsers = parsers
+            .into_iter()
+            .map(|parser| ChoiceParser { parser, reasoning_tokens: 0, early_call_tokens: 0 })
+            .collect();
+        Ok(Self { model, params, generations, parsers, logprobs: logprobs.is_some(), names_function, ignored })
+    }
+}
+
+/// A chat whose prompt is rendered and tokenized.
+pub struct RenderedChat {
+    /// The model that has the request.
+    pub model: ModelState,
+    /// Parameters of the request.
+    pub params: Params,
+    /// Token ids of the prompt.
+    pub ids: Vec<u32>,
+    /// Constraints and parsers of the outputs.
+    pub rendered: Rendered,
+    /// Number of most likely tokens to report at each position; `None` reports no log-probabilities.
+    pub logprobs: Option<usize>,
+    /// Value of the header `x-ignored-fields`.
+    pub ignored: Option<HeaderValue>,
+    names_function: bool,
+}
+
+impl RenderedChat {
+    /// Checks a chat request, renders its prompt and tokenizes it.
+    pub async fn new(request: ChatRequest, context: &RequestContext, state: &Arc<AppState>) -> Result<Self, ApiError> {
+        let ChatRequest { mut generation, sampling, mut conversation, logprobs, ignored } = request;
+        let model = ModelState::named(state, generation.wanted(), context, ignored.as_ref()).await?;
+        let params = Params::new(generation, sampling, conversation.names, context, &model).await?;
+        let ignored = model.policy.check_more(ignored, conversation.set_effort(&model)?.as_slice())?;
         if params.stream.is_some() {
             context.announce_stream(ignored.as_ref());
         }
-        let (names_function, messages) =
-            (matches!(conversation.tools.prefix, CallPrefix::Function(_)), params.names.messages);
+        if let Some(ids) = &conversation.rendered {
+            check_vocabulary(ids, model.model.engine.limits().vocab_size, "tokens")?;
+        }
+        let names_function = matches!(conversation.tools.prefix, CallPrefix::Function(_));
         let prompt = PromptOptions {
             n: params.n,
             add_special_tokens: params.add_special_tokens.unwrap_or(false),
             is_bounded: !params.is_truncated(),
         };
-        let (Rendered { parsers, structured, thinking, .. }, ids) = conversation.encode(state, context, prompt).await?;
-        let structure = Structured::compile(structured, size_of_val(ids.as_slice()), context, state).await?;
-        let grammar = state.grammars.for_engine(thinking, structure);
-        let requests = params.requests(ids, usize::MAX, logprobs, grammar, state)?;
-        let generations = Generation::submit_all(state, &params, requests, messages)?;
-        let parsers = parsers
-            .into_iter()
-            .map(|parser| ChoiceParser { parser, reasoning_tokens: 0, early_call_tokens: 0 })
-            .collect();
-        Ok(Self { params, generations, parsers, logprobs: logprobs.is_some(), names_function, ignored })
+        let (rendered, ids) = conversation.encode(&model, context, prompt).await?;
+        Ok(Self { model, params, ids, rendered, logprobs, ignored, names_function })
     }
 }
 

@@ -4,6 +4,7 @@ use super::body;
 use super::chat_request::read_conversation;
 use super::conversation::Conversation;
 use super::large_response::{self, json_bytes};
+use super::model_state::ModelState;
 use super::policy::{FieldPolicy, with_ignored};
 use super::render::PromptOptions;
 use super::schema::Body;
@@ -14,7 +15,7 @@ use super::stop::check_vocabulary;
 use crate::error::ApiError;
 use crate::text_service::CancelCheck;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::HeaderValue;
 use axum::response::Response;
 use pegainfer_text::Tokenizer;
 use schemars::JsonSchema;
@@ -32,8 +33,8 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let shared = state.clone();
     let input = bytes.parse(&state, move |bytes| read(bytes, &shared.policy)).await?;
     let Input { model, text, add_special_tokens, with_strings, mut ignored } = input;
-    state.model_named(model)?;
-    let max_model_len = state.engine.limits().max_model_len;
+    let state = ModelState::named(&state, model.into(), &context, None).await?;
+    let max_model_len = state.model.engine.limits().max_model_len;
     let respond = move |tokenizer: &Tokenizer, tokens: &[u32]| {
         let token_strs = with_strings.then_some(TokenStrings { tokenizer, tokens });
         json_bytes(&Tokenized { count: tokens.len(), max_model_len, tokens, token_strs })
@@ -50,7 +51,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
                     &ids.map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
                 ))
             };
-            (context.hold.work(&state, work).await??, share)
+            (state.tokenize(&context.hold, work).await??, share)
         }
         Text::Messages(mut conversation) => {
             ignored = state.policy.check_more(ignored, conversation.set_effort(&state)?.as_slice())?;
@@ -60,7 +61,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             let (_, ids) = conversation.encode(&state, &context, options).await?;
             context.hold.shrink(size_of_val(ids.as_slice()));
             let share = large_response::share(&state, &context.hold, context.tenant, ids.len() * token_bytes).await?;
-            (context.hold.work(&state, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
+            (state.tokenize(&context.hold, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
         }
     };
     // Free the body, which is no longer needed.
@@ -139,15 +140,15 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
         Ok((fields, shared.policy.check(&body)?))
     };
     let (DetokenizeFields { model, tokens }, ignored) = bytes.parse(&state, parse).await?;
-    state.model_named(model)?;
+    let state = ModelState::named(&state, model.into(), &context, None).await?;
     let Some(tokens) = tokens else { return Err(ApiError::invalid("tokens", "tokens is missing")) };
-    let vocab_size = state.engine.limits().vocab_size;
+    let vocab_size = state.model.engine.limits().vocab_size;
     let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
     check_vocabulary(&ids, vocab_size, "tokens")?;
     // The client chooses the ids, so the length of their texts is computed before any is built.
     let measure = move |tokenizer: &Arc<Tokenizer>, _: &CancelCheck<'_>| (tokenizer.max_text_bytes(&ids), ids);
-    let (max_bytes, ids) = context.hold.work(&state, measure).await?;
-    check_size(max_bytes, state.options.limits.max_response_bytes)?;
+    let (max_bytes, ids) = state.tokenize(&context.hold, measure).await?;
+    large_response::check_size("the text of these tokens", max_bytes, &state)?;
     context.hold.shrink(size_of_val(ids.as_slice()));
     let (tenant, shared) = (context.tenant, state.clone());
     // The text and its JSON are in memory at the same time.
@@ -159,21 +160,9 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
         shared.output.grow(&mut share, tenant, beyond).map_err(|error| over_budget(&error, &shared))?;
         Ok::<_, ApiError>((json_bytes(&Detokenized { prompt: text }), share))
     };
-    let (json, share) = context.hold.work(&state, work).await??;
+    let (json, share) = state.tokenize(&context.hold, work).await??;
     drop(context);
     Ok(with_ignored(large_response::json_response(json, share), ignored))
-}
-
-/// Refuses a text that may be larger than the limit of a response.
-fn check_size(bytes: usize, limit: u64) -> Result<(), ApiError> {
-    if bytes as u64 <= limit {
-        return Ok(());
-    }
-    let message = format!(
-        "the text of these tokens may have {bytes} bytes, at most {limit} are given (--max-response-bytes): send \
-         fewer tokens"
-    );
-    Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("response_too_large"))
 }
 
 fn json_string_bytes(text: &str) -> usize {

@@ -28,6 +28,16 @@ impl Truncation {
         }
     }
 
+    /// The same for texts of vectors, which keep their beginning unless the request says otherwise.
+    pub fn of_texts(length: Option<Count<-1>>, side: Option<Side>) -> Result<Option<Self>, ApiError> {
+        Self::new(length, Some(side.unwrap_or(Side::Right)))
+    }
+
+    /// The same with so many tokens less.
+    pub fn less(self, tokens: usize) -> Self {
+        Self { length: self.length.map(|length| length.saturating_sub(tokens)), ..self }
+    }
+
     /// Truncates a prompt. `capacity` is the number of tokens that fit the context.
     pub fn apply(self, prompt: &mut Vec<u32>, capacity: usize) {
         let length = self.length.unwrap_or(capacity);

@@ -83,7 +83,8 @@ impl ChunkUsage {
         if options.continuous_usage { Self::Counts(usage()) } else { Self::none(options) }
     }
 
-    fn is_absent(&self) -> bool {
+    /// True if the field is left out.
+    pub fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
 }

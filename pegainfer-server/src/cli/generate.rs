@@ -1,8 +1,9 @@
 //! `pegainfer generate`: one completion on standard output, without a server.
 
 use crate::cli::local_server::LoadedModel;
-use crate::text_service::Checkpoint;
-use anyhow::{Context, Result, bail};
+use crate::cli::piped::standard_input;
+use crate::text_service::{Checkpoint, Task};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pegainfer_core::engine::{GenerateRequest, TokenEvent};
 use pegainfer_core::sampling::SamplingParams;
@@ -15,8 +16,8 @@ use std::time::Instant;
 /// Flags of `generate`.
 #[derive(Debug, Clone, Args)]
 pub struct GenerateArgs {
-    /// The text to continue
-    pub prompt: String,
+    /// The text to continue [default: standard input]
+    pub prompt: Option<String>,
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -39,8 +40,18 @@ pub struct GenerateArgs {
 
 /// Runs the command.
 pub fn run(args: &GenerateArgs) -> Result<()> {
+    let prompt = match &args.prompt {
+        Some(prompt) => prompt.clone(),
+        None => standard_input("give the text to continue, or pipe it into this command")?,
+    };
     let LoadedModel { engine, checkpoint, .. } = LoadedModel::load(&args.engine)?;
-    let prompt = checkpoint.tokenizer.encode(&args.prompt, true)?;
+    ensure!(
+        matches!(checkpoint.task, Task::Generate),
+        "{} is a model with --task {}: generate needs one that generates text",
+        checkpoint.name,
+        checkpoint.task.name()
+    );
+    let prompt = checkpoint.tokenizer.encode(&prompt, true)?;
     let sampling = sampling(args, &checkpoint)?;
     let limits = engine.handle.limits();
     let capacity = limits.max_model_len.saturating_sub(prompt.len()).max(1);
@@ -55,7 +66,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     loop {
         let mut text = String::new();
         match stream.blocking_recv() {
-            Some(TokenEvent::Admitted { .. } | TokenEvent::Prompt(_)) => {}
+            Some(TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) | TokenEvent::Vector(_)) => {}
             Some(TokenEvent::Token(token)) => {
                 first.get_or_insert_with(|| started.elapsed());
                 if !token.is_stop {

@@ -3,13 +3,15 @@
 use clap::{Arg, Command};
 
 /// Headings, and the long names of their flags. Flags in no group are those of one command.
-const GROUPS: [(&str, &[&str]); 7] = [
+const GROUPS: [(&str, &[&str]); 8] = [
     (
         "Model",
         &[
             "model-path",
             "revision",
+            "hub-ca",
             "served-model-name",
+            "task",
             "device",
             "tensor-parallel-size",
             "data-parallel-size",
@@ -20,6 +22,9 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "fp8-prompts",
             "rope-scaling",
             "speculative-config",
+            "enable-lora",
+            "lora-modules",
+            "lora-root",
             "plain-messages",
             "no-prompt-normalization",
         ],
@@ -33,13 +38,35 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "mixed-step-token-budget",
             "kv-cache-memory",
             "kv-cache-dtype",
+            "kv-offloading-size",
+            "kv-disk",
             "state-cache-memory",
             "state-cache-interval",
             "gpu-memory-utilization",
             "gpu-memory-limit",
+            "max-loras",
+            "max-lora-rank",
+            "max-cpu-loras",
         ],
     ),
-    ("Server", &["host", "port", "log-level", "log-format", "strict", "keep-alive-interval", "drain-timeout"]),
+    (
+        "Several models",
+        &["models", "models-dir", "models-memory", "max-loaded-models", "model-idle-time", "model-wait"],
+    ),
+    (
+        "Server",
+        &[
+            "host",
+            "port",
+            "grpc-port",
+            "log-level",
+            "log-format",
+            "strict",
+            "keep-alive-interval",
+            "drain-timeout",
+            "kv-events-config",
+        ],
+    ),
     (
         "Limits",
         &[
@@ -89,7 +116,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "trace-sampling-ratio",
         ],
     ),
-    ("Development", &["cuda-graph", "check-ranks", "loop-back-ranks", "lose-engine"]),
+    ("Development", &["cuda-graph", "check-ranks", "loop-back-ranks", "lose-engine", "dummy-router-skew"]),
 ];
 
 /// The flags of the groups that `-h` shows; `--help` shows all.

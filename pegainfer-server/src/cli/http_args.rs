@@ -2,6 +2,7 @@
 
 use crate::app::Options;
 use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls, TrustedProxies};
+use crate::keyed_hash::KeyedHash;
 use crate::limits::Limits;
 use crate::text_service::{GrammarLimits, GrammarTrial};
 use crate::trace::{ChromeFiles, Otlp, Tracer};
@@ -20,8 +21,8 @@ pub struct HttpArgs {
     /// --api-key-file or the variable PEGAINFER_API_KEY is safer
     #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
     pub api_key: Vec<Secret>,
-    /// File with one API key on each line, with optional limits a minute, such as `KEY rpm=60 tpm=100000`; read again
-    /// on SIGHUP
+    /// File with one API key on each line, with optional limits a minute, such as `KEY rpm=60 tpm=100000`, and the only
+    /// LoRA adapters that it may use, such as `adapters=sql,support`; read again on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Key of an admin, who may also reset the prefix cache and trace requests; repeatable
@@ -134,7 +135,9 @@ impl HttpArgs {
             tracer: self.tracer()?,
             grammar_trial: Some(self.grammar_trial()?),
             recorder: None,
+            adapters: None,
             limits: self.limits.clone(),
+            hasher: KeyedHash::default(),
         })
     }
 }

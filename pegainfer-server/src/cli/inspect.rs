@@ -17,7 +17,10 @@ pub struct InspectArgs {
 /// Runs the command. If the checkpoint cannot be loaded, returns an error after the report.
 pub fn run(args: &InspectArgs) -> Result<()> {
     let family = detect::detect(&args.dir)?;
-    ensure!(*family == FAMILY, "inspect knows DeepSeek-V4 checkpoints, and this one is {family}");
+    ensure!(
+        *family == FAMILY,
+        "inspect knows DeepSeek-V4 checkpoints, and this one is {family}: plan --model-path prints its ops, fit its memory"
+    );
     let report = pegainfer_deepseek_v4::inspect::inspect(&args.dir)?;
     print(&report.to_string())?;
     if report.files > 0 && !report.is_complete() {

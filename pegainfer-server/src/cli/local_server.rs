@@ -2,6 +2,8 @@
 //! they use the same checks, templates, parsers and limits as requests of clients.
 
 use crate::app::{App, Options};
+use crate::metrics::Metrics;
+use crate::models::{ModelLimits, ModelSpec, Models};
 use crate::text_service::Checkpoint;
 use anyhow::{Context, Result};
 use axum::Router;
@@ -11,6 +13,7 @@ use axum::response::Response;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_models::args::EngineArgs;
 use pegainfer_models::engine::family::LoadedEngine;
+use std::sync::Arc;
 use tower::Service;
 
 /// A loaded model: its running engine, and its text functions.
@@ -27,7 +30,7 @@ impl LoadedModel {
     /// Finds the checkpoint, downloads it if necessary, and starts its engine.
     pub fn load(args: &EngineArgs) -> Result<Self> {
         let pegainfer_models::LoadedModel { engine, text: mut checkpoint, dir } =
-            pegainfer_models::load(args, Checkpoint::load)?;
+            pegainfer_models::load(args, |dir| Checkpoint::load_for(dir, args.task))?;
         checkpoint.tokenizer.check_vocab(engine.handle.limits().vocab_size)?;
         if let Some(id) = &dir.hub_id {
             checkpoint.name.clone_from(id);
@@ -40,9 +43,11 @@ impl LoadedModel {
 #[derive(Clone)]
 pub struct LocalServer {
     router: Router,
-    /// Name of the model.
+    /// Name of the first model.
     pub name: String,
-    /// Limits of the engine.
+    /// Names of all models.
+    pub names: Vec<String>,
+    /// Limits of the first model's engine.
     pub limits: EngineLimits,
 }
 
@@ -51,8 +56,28 @@ impl LocalServer {
     pub fn new(model: LoadedModel, names: Vec<String>, options: Options) -> Self {
         let limits = model.engine.handle.limits().clone();
         let app = App::new(model.engine.handle, model.checkpoint, names, options);
-        let name = app.names().first().cloned().unwrap_or_default();
-        Self { router: app.router(), name, limits }
+        Self::of(&app, limits)
+    }
+
+    /// The API of models that are loaded when they are asked for, the first one at once.
+    pub fn on_demand(
+        specs: Vec<ModelSpec>,
+        limits: ModelLimits,
+        options: Options,
+        runtime: &tokio::runtime::Runtime,
+    ) -> Result<Self> {
+        let first = specs.first().and_then(|spec| spec.names.first()).context("there is no model")?;
+        let metrics = Arc::new(Metrics::new(first, None));
+        let models = Models::new(specs, limits, metrics.clone(), options.grammar_trial.clone());
+        let id = models.find(None).context("there is no model")?;
+        let limits = runtime.block_on(models.load(id))?.engine.limits().clone();
+        models.tend().context("the thread that unloads models cannot be started")?;
+        Ok(Self::of(&App::of(models, metrics, options), limits))
+    }
+
+    fn of(app: &App, limits: EngineLimits) -> Self {
+        let names = app.names();
+        Self { router: app.router(), name: names.first().cloned().unwrap_or_default(), names, limits }
     }
 
     /// Posts a JSON body to a path of the API.

@@ -5,18 +5,28 @@ pub mod chat;
 pub mod completions;
 pub mod doctor;
 pub mod generate;
+pub mod health;
 pub mod help;
 mod http_args;
 mod in_process;
 #[cfg(feature = "deepseek-v4")]
 pub mod inspect;
+mod kv_events;
 mod local_server;
+mod lora;
 pub mod man;
+mod model_loader;
 pub mod models;
+mod models_file;
 mod notify;
+mod on_demand;
+mod piped;
 pub mod pull;
 pub mod reference;
 pub mod serve;
+pub mod serve_args;
+mod served;
+mod served_models;
 pub mod settings;
 mod signals;
 mod watch;
@@ -28,6 +38,7 @@ use clap::{Arg, CommandFactory, Parser, Subcommand};
 use completions::CompletionsArgs;
 use doctor::DoctorArgs;
 use generate::GenerateArgs;
+use health::HealthArgs;
 pub use in_process::InProcess;
 #[cfg(feature = "deepseek-v4")]
 use inspect::InspectArgs;
@@ -35,12 +46,14 @@ use man::ManArgs;
 use models::ModelsArgs;
 use pegainfer_bench::bench::args::BenchArgs;
 use pegainfer_bench::eval::EvalArgs;
+use pegainfer_bench::fit::FitArgs;
 use pegainfer_bench::ledger::LedgerArgs;
 use pegainfer_bench::plan::PlanArgs;
 use pegainfer_bench::replay::ReplayArgs;
 use pegainfer_bench::sim::args::SimArgs;
+use pegainfer_models::bundled;
 use pull::PullArgs;
-use serve::ServeArgs;
+use serve_args::ServeArgs;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -91,11 +104,15 @@ pub enum Command {
     Sim(Box<SimArgs>),
     /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
     Plan(PlanArgs),
-    /// Check every op on this machine's GPU against the CPU
+    /// Say whether a model fits a card or this machine, with how much context, and how fast it is
+    Fit(FitArgs),
+    /// Report what this machine has, and check every op on its GPU against the CPU
     Doctor(DoctorArgs),
     /// Compare a DeepSeek-V4 checkpoint's headers with its config.json, and print the memory it takes per GPU
     #[cfg(feature = "deepseek-v4")]
     Inspect(InspectArgs),
+    /// Ask a running server whether it is healthy, for the health check of a container
+    Health(HealthArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
     /// Print the manual page, or write one page for each command into a directory
@@ -123,6 +140,10 @@ fn without_requests(log_level: Arg) -> Arg {
     log_level.default_value("info,pegainfer_server::metrics=warn")
 }
 
+/// Names that other programs have for commands.
+const USUAL_NAMES: [(&str, &str); 5] =
+    [("run", "chat"), ("list", "models"), ("ls", "models"), ("ps", "health"), ("download", "pull")];
+
 impl Cli {
     /// The command, with `serve` filled in.
     pub fn into_command(self) -> Command {
@@ -133,15 +154,25 @@ impl Cli {
         }
     }
 
+    /// One sentence if another program has a command of this name.
+    pub fn other_command(word: &str) -> Option<String> {
+        let (_, own) = USUAL_NAMES.iter().find(|(other, _)| *other == word)?;
+        Some(format!("{word} is neither a command nor a model; did you mean pegainfer {own}?"))
+    }
+
     /// One sentence if the only word before the flags is neither a command nor a model.
     pub fn unknown_command(&self) -> Option<String> {
         let word = self.serve.model.as_deref().filter(|_| self.command.is_none())?;
-        if word.contains('/') || Path::new(word).exists() {
+        if word.contains('/') || word == bundled::NAME || Path::new(word).exists() {
             return None;
         }
         let root = Self::command();
         let commands = root.get_subcommands().filter(|command| !command.is_hide_set());
         let names: BTreeSet<String> = commands.map(|command| command.get_name().to_owned()).collect();
+        let other = Self::other_command(word);
+        if other.is_some() {
+            return other;
+        }
         Some(match settings::nearest(word, &names) {
             Some(name) if name == word => format!("the command {word} comes before all flags"),
             Some(name) => format!("{word} is neither a command nor a model; did you mean pegainfer {name}?"),
@@ -176,7 +207,7 @@ mod tests {
         }
         assert!(matches!(parse(&[]).unwrap(), Command::Serve(_)));
         let Command::Generate(generate) = parse(&["generate", "hi", "--model-path", "x"]).unwrap() else { panic!() };
-        assert_eq!(generate.prompt, "hi");
+        assert_eq!(generate.prompt.as_deref(), Some("hi"));
     }
 
     #[test]
@@ -191,6 +222,8 @@ mod tests {
             cli.unwrap().unknown_command().unwrap_or_default()
         };
         for (args, expected) in [
+            (&["run"][..], "run is neither a command nor a model; did you mean pegainfer chat?"),
+            (&["ps"], "ps is neither a command nor a model; did you mean pegainfer health?"),
             (&["severe"][..], "severe is neither a command nor a model; did you mean pegainfer serve?"),
             (&["chatt", "--port", "1"], "chatt is neither a command nor a model; did you mean pegainfer chat?"),
             (&["--port", "1", "chat"], "the command chat comes before all flags"),
@@ -200,6 +233,7 @@ mod tests {
                 such as Qwen/Qwen3-0.6B",
             ),
             (&[model], ""),
+            (&[bundled::NAME], ""),
             (&["serve", "severe"], ""),
             (&[], ""),
         ] {

@@ -1,6 +1,7 @@
-//! `pegainfer models`: the models of Hugging Face's cache.
+//! `pegainfer models`: the models of Hugging Face's cache, and those of a running server.
 
 use super::pull::{self, PullArgs};
+use super::served::{self, ServedArgs};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::DecimalBytes;
@@ -26,6 +27,8 @@ pub enum Action {
     List,
     /// Download a model without starting it, and print its path: the same as `pegainfer pull`
     Pull(PullArgs),
+    /// Print the models of a running server, and their states
+    Served(ServedArgs),
     /// Print the directory of a model, for programs that take one
     Path {
         /// Id of the model
@@ -45,6 +48,9 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
     if let Some(Action::Pull(args)) = &args.action {
         return pull::run(args);
     }
+    if let Some(Action::Served(args)) = &args.action {
+        return served::run(args);
+    }
     let hub = Hub::from_env();
     let models = hub.cached().with_context(|| format!("{} cannot be read", hub.cache.display()))?;
     let find = |id: &str| match models.iter().find(|model| model.id == id) {
@@ -53,7 +59,7 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
     };
     match args.action.as_ref().unwrap_or(&Action::List) {
         // Done above.
-        Action::Pull(_) => Ok(()),
+        Action::Pull(_) | Action::Served(_) => Ok(()),
         Action::List if models.is_empty() => print(&format!("{} has no models\n", hub.cache.display())),
         Action::List => print(&table(&models)),
         Action::Path { id } => match find(id)? {

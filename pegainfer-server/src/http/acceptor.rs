@@ -17,6 +17,15 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 #[cfg(target_os = "linux")]
 const MAX_UNSENT: libc::c_int = 128 << 10;
 
+/// Version of HTTP that a port speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2, for gRPC.
+    Http2,
+}
+
 /// Accepts connections, up to the limit of open connections.
 pub(super) struct Acceptor {
     listener: TcpListener,

@@ -1,22 +1,19 @@
 //! Serves connections, and drains them at the end.
 
-use super::acceptor::Acceptor;
-use super::forwarded::TrustedProxies;
+use super::acceptor::{Acceptor, Protocol};
 use super::guard::{Peer, is_open};
 use super::half_close::HalfClose;
+use super::http2;
 use super::open_connections::{OpenConnection, OpenConnections};
+use super::server::{MAX_HEAD, Server, over_capacity};
 use super::slot::Closed;
 use super::stall::{ReadLimits, StallGuard};
-use super::tls::Tls;
-use crate::error::ApiError;
-use crate::lifecycle::{Lifecycle, Phase};
-use crate::metrics::Metrics;
-use crate::output::OutputBudget;
+use crate::lifecycle::Phase;
 use crate::rejection::Rejection;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::{Either, ready};
 use hyper::server::conn::http1;
@@ -31,43 +28,62 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-/// Maximum size of a request's head, and of one read of a body.
-const MAX_HEAD: usize = 64 << 10;
 /// Interval between checks of the unread output of all connections.
 const UNREAD_INTERVAL: Duration = Duration::from_millis(100);
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 /// Time in which cancelled requests may still send their error to the client.
 const ERROR_GRACE: Duration = Duration::from_secs(2);
 
-/// Options of the connections.
-pub struct Server {
-    /// Maximum time for which a client may read no byte of a response, or not complete the head of its next request.
-    pub client_timeout: Duration,
-    /// Minimum rate in bytes per second at which a client has to read waiting output, averaged over the client timeout.
-    pub min_read_rate: u64,
-    /// Budget of output that clients have not read yet.
-    pub output: Arc<OutputBudget>,
-    /// Counts connections that are closed because of unread output.
-    pub metrics: Arc<Metrics>,
-    /// Trusted proxies; one connection of a proxy serves many clients.
-    pub proxies: TrustedProxies,
-    /// Time that open requests have to finish after the signal to stop.
-    pub drain_timeout: Duration,
-    /// Certificate and key; `None` serves plain HTTP.
-    pub tls: Option<Tls>,
-    /// Maximum number of open connections.
-    pub max_connections: usize,
-    /// Announces when the server drains and closes.
-    pub lifecycle: Lifecycle,
-    /// Number of requests that are running or waiting, for the log.
-    pub open_requests: Box<dyn Fn() -> usize + Send + Sync>,
+/// The ports, and what is served on each.
+pub struct Ports {
+    /// HTTP/1.1.
+    pub http: (TcpListener, Router),
+    /// gRPC over HTTP/2, if it is served.
+    pub grpc: Option<(TcpListener, Router)>,
+}
+
+/// A new connection.
+struct Accepted {
+    stream: TcpStream,
+    peer: Peer,
+    open: OpenConnection,
+    protocol: Protocol,
+    app: Router,
+}
+
+/// Accepts connections on all ports.
+struct Acceptors {
+    http: (Acceptor, Router),
+    grpc: Option<(Acceptor, Router)>,
+}
+
+impl Acceptors {
+    fn new(ports: Ports, open: &Arc<OpenConnections>, server: &Server) -> Self {
+        let accept = |(listener, app)| (Acceptor::new(listener, open.clone(), server.proxies.clone()), app);
+        Self { http: accept(ports.http), grpc: ports.grpc.map(accept) }
+    }
+
+    async fn accept(&mut self) -> Accepted {
+        let (http, grpc) = (&mut self.http, &mut self.grpc);
+        let grpc = async {
+            match grpc {
+                Some((acceptor, app)) => (acceptor.accept().await, app.clone()),
+                None => std::future::pending().await,
+            }
+        };
+        let (((stream, peer, open), app), protocol) = tokio::select! {
+            accepted = http.0.accept() => ((accepted, http.1.clone()), Protocol::Http1),
+            accepted = grpc => (accepted, Protocol::Http2),
+        };
+        Accepted { stream, peer, open, protocol, app }
+    }
 }
 
 /// Serves until `stop` is ready, then waits for open requests, at most for the drain timeout. During the drain,
 /// `/health` and every new request get 503, so that load balancers stop sending requests here.
-pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: impl Future<Output = ()>) {
+pub async fn serve(ports: Ports, server: Server, stop: impl Future<Output = ()>) {
     let open = OpenConnections::new(server.max_connections, server.output.clone());
-    let mut acceptor = Acceptor::new(listener, open.clone(), server.proxies.clone());
+    let mut acceptors = Acceptors::new(ports, &open, &server);
     let server = Arc::new(server);
     // Ends when the server is dropped.
     let mut background = JoinSet::new();
@@ -76,8 +92,8 @@ pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: imp
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            (stream, peer, open) = acceptor.accept() => {
-                connections.spawn(connection(stream, peer, open, app.clone(), server.clone()));
+            accepted = acceptors.accept() => {
+                connections.spawn(connection(accepted, server.clone()));
             }
             Some(_) = connections.join_next() => {}
             () = &mut stop => break,
@@ -91,8 +107,8 @@ pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: imp
     let mut limit = pin!(tokio::time::sleep(limit));
     loop {
         tokio::select! {
-            (stream, peer, open) = acceptor.accept() => {
-                late.spawn(connection(stream, peer, open, app.clone(), server.clone()));
+            accepted = acceptors.accept() => {
+                late.spawn(connection(accepted, server.clone()));
             }
             Some(_) = late.join_next() => {}
             ended = connections.join_next() => if ended.is_none() { return },
@@ -107,10 +123,12 @@ pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: imp
 
 /// Closes connections while unread output exceeds its budget.
 async fn close_unread(open: Arc<OpenConnections>, server: Arc<Server>) {
+    let limits = ReadLimits { window: server.client_timeout, min_rate: server.min_read_rate };
     let mut looks = interval(UNREAD_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
+        open.close_slow(limits);
         let closed = open.close_unread();
         server.metrics.unread_output(server.output.unread());
         if closed > 0 {
@@ -130,21 +148,23 @@ fn protect(mut response: Response) -> Response {
     response
 }
 
-/// The refusal of a request on a connection beyond the limit.
-fn over_capacity() -> Response {
-    let message = "every connection that may be open, or that your address may have, is being served \
-        (--max-connections); try again later";
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("server_overloaded").into_response()
-}
-
-async fn connection(stream: TcpStream, peer: Peer, open: OpenConnection, app: Router, server: Arc<Server>) {
+async fn connection(accepted: Accepted, server: Arc<Server>) {
+    let Accepted { stream, peer, open, protocol, app } = accepted;
     let serving = async {
         let Some(tls) = server.tls.clone() else {
-            let stream = HalfClose::new(stream, open.slot().clone());
-            return serve_connection(stream, peer, &open, app, &server).await;
+            return match protocol {
+                Protocol::Http1 => {
+                    let stream = HalfClose::new(stream, open.slot().clone());
+                    serve_connection(stream, peer, &open, app, &server).await
+                }
+                Protocol::Http2 => http2::serve_connection(stream, peer, &open, app, &server).await,
+            };
         };
-        match timeout(server.client_timeout, tls.acceptor().accept(stream)).await {
-            Ok(Ok(stream)) => serve_connection(stream, peer, &open, app, &server).await,
+        match timeout(server.client_timeout, tls.acceptor(protocol).accept(stream)).await {
+            Ok(Ok(stream)) => match protocol {
+                Protocol::Http1 => serve_connection(stream, peer, &open, app, &server).await,
+                Protocol::Http2 => http2::serve_connection(stream, peer, &open, app, &server).await,
+            },
             Ok(Err(error)) => log::debug!("a TLS handshake failed: {error}"),
             Err(_) => log::debug!("a client did not complete the TLS handshake in time"),
         }
@@ -182,8 +202,11 @@ async fn serve_connection(
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(open.slot().outbox().clone());
         let refused = open.is_extra() && !is_open(request.uri().path());
-        let response =
-            if refused { Either::Left(ready(Ok(over_capacity()))) } else { Either::Right(app.call(request)) };
+        let response = if refused {
+            Either::Left(ready(Ok(over_capacity().into_response())))
+        } else {
+            Either::Right(app.call(request))
+        };
         async { response.await.map(|response: Response| protect(response).map(|body| open.respond(body))) }
     });
     let mut serving = pin!(http.serve_connection(io, service));

@@ -1,7 +1,8 @@
 //! Access control: API keys and their rates; refuses new requests during the drain.
 
-use super::rights::{ADMIN_PATHS, Access, Caller, Rights, cross_site};
+use super::rights::{Access, Caller, Rights, cross_site, is_for_admins};
 use crate::error::ApiError;
+use crate::keyed_hash::KeyedHash;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::metrics::Metrics;
 use crate::output::Outbox;
@@ -13,7 +14,6 @@ use axum::extract::Request;
 use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
-use std::hash::RandomState;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 /// True for paths that need no key and are served during the drain: probes, scrapers and the web UI, which holds no
 /// data and asks the user for the key.
 pub(super) fn is_open(path: &str) -> bool {
-    ["/", "/health", "/live", "/ping", "/metrics"].contains(&path) || path.starts_with("/ui/")
+    ["/", "/health", "/live", "/ping", "/metrics", "/grpc.health.v1.Health/Check"].contains(&path)
+        || path.starts_with("/ui/")
 }
 
 /// The client's address, an extension of each request.
@@ -39,7 +40,7 @@ pub struct Guard {
     /// Limits how often failed authentications are logged.
     pub failures: Throttle,
     /// Hashes keys and addresses into tenants.
-    pub hasher: RandomState,
+    pub hasher: KeyedHash,
 }
 
 /// Middleware: 403 for pages of other sites and for admin paths without an admin key, 401 without a valid key, 503
@@ -63,7 +64,7 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
         let error = ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key");
         return ([(header::WWW_AUTHENTICATE, "Bearer")], error).into_response();
     };
-    if rights != Rights::Admin && ADMIN_PATHS.contains(&request.uri().path()) {
+    if rights != Rights::Admin && is_for_admins(&request) {
         let message = "this needs a key of --admin-key or --admin-key-file; without any keys, start the server with \
             --admin-local and call from its own machine";
         return ApiError::new(StatusCode::FORBIDDEN, message).with_code("admin_only").into_response();
@@ -83,6 +84,9 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
     request.extensions_mut().insert(tenant);
     if rights == Rights::Admin {
         request.extensions_mut().insert(MayTrace);
+    }
+    if let Some(key) = &key {
+        request.extensions_mut().insert(key.allowed.clone());
     }
     if let Some(meter) = key.and_then(|key| key.meter) {
         // Other methods are cheap, such as listing the models.

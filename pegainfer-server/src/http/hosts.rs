@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Paths of probes and scrapers, which may use any host name: they show no prompts and change nothing.
-const ANY_HOST: [&str; 4] = ["/health", "/live", "/ping", "/metrics"];
+const ANY_HOST: [&str; 5] = ["/health", "/live", "/ping", "/metrics", "/grpc.health.v1.Health/Check"];
 
 /// The host names that `--allowed-host` lists; `None` allows all.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +49,9 @@ impl AllowedHosts {
         if second.is_some() {
             return bad("the request has more than one Host header");
         }
-        if first.is_none() && version >= Version::HTTP_11 {
+        // HTTP/2 names the host in the pseudo-header :authority, which is part of the URI.
+        let is_named = first.is_some() || (version >= Version::HTTP_2 && uri.authority().is_some());
+        if !is_named && version >= Version::HTTP_11 {
             return bad("the request has no Host header, which HTTP/1.1 requires");
         }
         let host = first.map(|host| host.to_str().ok().and_then(|host| host.parse::<Authority>().ok()));

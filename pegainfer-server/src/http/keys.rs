@@ -1,6 +1,7 @@
 //! API keys: their sources, how callers send them, and the rates of each.
 
 use super::secret_file;
+use crate::allowed::Allowed;
 use crate::rates::{Meter, Rates};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use axum::http::HeaderMap;
@@ -44,6 +45,8 @@ pub(super) struct Key {
     pub text: String,
     /// Meter of the key's rates, if it has rates.
     pub meter: Option<Arc<Meter>>,
+    /// The models and adapters that it may use.
+    pub allowed: Allowed,
 }
 
 impl fmt::Debug for ApiKeys {
@@ -72,8 +75,8 @@ impl ApiKeys {
 
     /// Reads the file again. On an error the keys stay as they are. A key with unchanged rates keeps its meter.
     pub fn reload(&self) -> Result<()> {
-        let mut lines: Vec<(String, Rates)> =
-            self.0.given.iter().map(|secret| (secret.0.clone(), Rates::default())).collect();
+        let given = |secret: &Secret| Line { text: secret.0.clone(), ..Line::default() };
+        let mut lines: Vec<Line> = self.0.given.iter().map(given).collect();
         if let Some((flag, path)) = &self.0.file {
             let unreadable = || format!("{flag} {} cannot be read", path.display());
             let bytes = secret_file::read(path).with_context(unreadable)?;
@@ -89,10 +92,11 @@ impl ApiKeys {
         }
         let sendable = |key: &str| !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
         ensure!(
-            lines.iter().all(|(key, _)| sendable(key)),
+            lines.iter().all(|line| sendable(&line.text)),
             "an API key must be one or more ASCII characters without spaces"
         );
-        let keys = lines.into_iter().map(|(text, rates)| Key { meter: self.meter(&text, rates), text }).collect();
+        let key = |Line { text, rates, allowed }| Key { meter: self.meter(&text, rates), text, allowed };
+        let keys = lines.into_iter().map(key).collect();
         *self.0.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
         Ok(())
     }
@@ -125,23 +129,46 @@ impl ApiKeys {
     }
 }
 
-/// A line of a key file: a key, and its rates such as `rpm=60 tpm=100000`.
-fn parse_line(line: &str) -> Result<(String, Rates)> {
+/// A line of a key file.
+#[derive(Default)]
+struct Line {
+    text: String,
+    rates: Rates,
+    allowed: Allowed,
+}
+
+/// A line of a key file: a key, its rates such as `rpm=60 tpm=100000`, and the models and adapters that it may use, such
+/// as `models=small,large adapters=sql,support`.
+fn parse_line(line: &str) -> Result<Line> {
     let mut words = line.split_whitespace();
     let (key, mut rates) = (words.next().unwrap_or_default().to_string(), Rates::default());
+    let mut allowed = Allowed::default();
     for word in words {
         let (name, number) = word.split_once('=').unwrap_or((word, ""));
+        let names = match name {
+            "models" => Some(&mut allowed.models),
+            "adapters" => Some(&mut allowed.adapters),
+            _ => None,
+        };
+        if let Some(names) = names {
+            ensure!(names.is_none(), "{name} is given twice");
+            *names = Some(number.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect());
+            continue;
+        }
         let rate = match name {
             "rpm" => &mut rates.requests,
             "tpm" => &mut rates.tokens,
             // The rest is not shown: it may be part of a key.
-            _ => bail!("after its key, a line may have only rpm=N (requests a minute) and tpm=N (tokens a minute)"),
+            _ => bail!(
+                "after its key, a line may have only rpm=N (requests a minute), tpm=N (tokens a minute), \
+                 models=NAME,NAME and adapters=NAME,NAME (LoRA adapters)"
+            ),
         };
         ensure!(rate.is_none(), "{name} is given twice");
         let number = number.replace('_', "");
         *rate = Some(number.parse().ok().with_context(|| format!("{name} must be a number from 1 to {}", u32::MAX))?);
     }
-    Ok((key, rates))
+    Ok(Line { text: key, rates, allowed })
 }
 
 /// The key that the caller sent.

@@ -9,6 +9,7 @@ use super::followed_body::{RequestBody, ResponseBody, Sent};
 use super::guard::Peer;
 use super::shares::ConnectionShares;
 use super::slot::{Clock, Closed, SERVING, Slot};
+use super::stall::ReadLimits;
 use crate::output::{OutputBudget, Unread};
 use crate::tenant::Networks;
 use axum::body::{Body, HttpBody};
@@ -59,8 +60,11 @@ impl OpenConnections {
     /// client are being served, the new one is extra; `None` if there are too many extra ones. Without a peer, only the
     /// total number counts.
     pub fn open(self: &Arc<Self>, peer: Option<Peer>) -> Option<OpenConnection> {
+        self.enter(peer.map(|Peer(address)| Networks::from_address(address)), None)
+    }
+
+    fn enter(self: &Arc<Self>, networks: Option<Networks>, connection: Option<Arc<Slot>>) -> Option<OpenConnection> {
         let id = self.clock.now();
-        let networks = peer.map(|Peer(address)| Networks::from_address(address));
         let mut open = self.entries();
         if open.regular() >= self.max_connections {
             open.close_longest_waiting(|_| true);
@@ -76,7 +80,7 @@ impl OpenConnections {
         if full && open.extra >= EXTRA {
             return None;
         }
-        let slot = Arc::new(Slot::new((id, self.clock.clone()), networks, full, self.output.clone()));
+        let slot = Arc::new(Slot::new((id, self.clock.clone()), connection, networks, full, self.output.clone()));
         open.insert(id, slot.clone());
         drop(open);
         Some(OpenConnection { all: self.clone(), id, slot })
@@ -101,6 +105,18 @@ impl OpenConnections {
             slot.close(Closed::Unread);
         }
         closed.len()
+    }
+
+    /// Closes connections that have a stream whose client reads it too slowly. Streams share a socket, so a slow reader
+    /// of one stream does not stop the socket.
+    pub fn close_slow(&self, limits: ReadLimits) {
+        let mut open = self.entries();
+        let slow: Vec<u64> =
+            open.slots.iter().filter(|(_, slot)| slot.reads_slowly(limits)).map(|(id, _)| *id).collect();
+        for slot in slow.iter().filter_map(|id| open.remove(*id)) {
+            log::debug!("a connection is closed: its client reads a stream too slowly (--min-read-rate)");
+            slot.close(Closed::Unread);
+        }
     }
 
     fn entries(&self) -> MutexGuard<'_, OpenState> {
@@ -155,6 +171,13 @@ impl OpenConnection {
         self.slot.is_extra
     }
 
+    /// Enters a stream of this connection, which counts as a connection of its own. `None` if there are too many.
+    pub fn open_stream(&self) -> Option<Self> {
+        let stream = self.all.enter(self.slot.networks, Some(self.slot.clone()))?;
+        self.slot.begin_stream();
+        Some(stream)
+    }
+
     /// Resolves when this connection has to be closed.
     pub async fn closed(&self) -> Closed {
         self.slot.closed().await
@@ -183,6 +206,7 @@ impl OpenConnection {
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.all.entries().remove(self.id);
+        self.slot.end_stream();
     }
 }
 

@@ -8,7 +8,27 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use std::net::IpAddr;
 
 /// Paths for admins only, because they affect or show the requests of others.
-pub(super) const ADMIN_PATHS: [&str; 2] = ["/reset_prefix_cache", "/debug/steps"];
+const ADMIN_PATHS: [&str; 9] = [
+    "/reset_prefix_cache",
+    "/debug/steps",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/vllm.Control/LoadLora",
+    "/vllm.Control/UnloadLora",
+    "/vllm.Control/Sleep",
+    "/vllm.Control/WakeUp",
+    "/vllm.Control/Shutdown",
+];
+
+/// Beginning and ends of the paths that load and unload models, which are for admins only.
+const MODELS: (&str, [&str; 3]) = ("/v1/models/", ["/load", "/unload", "/sleep"]);
+
+/// True for requests that only admins may send.
+pub(super) fn is_for_admins(request: &Request) -> bool {
+    let (path, (models, verbs)) = (request.uri().path(), MODELS);
+    let switches = path.starts_with(models) && verbs.iter().any(|verb| path.ends_with(verb));
+    ADMIN_PATHS.contains(&path) || (switches && request.method() == Method::POST)
+}
 
 /// Rights of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +94,7 @@ fn is_cross_site(headers: &HeaderMap) -> bool {
 /// Refuses requests of other sites' pages to the admin paths, and their writes without `Origin`. For a write with
 /// `Origin`, the browser has asked whether the operator allows the site, because a JSON body needs a preflight.
 pub(super) fn cross_site(request: &Request) -> Option<ApiError> {
-    let is_admin_path = ADMIN_PATHS.contains(&request.uri().path());
+    let is_admin_path = is_for_admins(request);
     let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method());
     let is_safe = !is_admin_path && (reads || request.headers().contains_key(header::ORIGIN));
     if is_safe || !is_cross_site(request.headers()) {

@@ -1,10 +1,12 @@
 //! State that the registry, the socket and the bodies of one connection share.
 
+use super::stall::ReadLimits;
 use crate::output::{Outbox, OutputBudget};
 use crate::tenant::Networks;
 use axum::http::Version;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use tokio::sync::Notify;
 
 /// Value of `waiting_since` while a request is being served.
@@ -39,9 +41,15 @@ pub enum Closed {
     Unread,
 }
 
-/// One connection.
+/// One connection, or one stream of a connection with HTTP/2.
 #[derive(Debug)]
 pub(super) struct Slot {
+    /// The connection of a stream; `None` for connections.
+    connection: Option<Arc<Slot>>,
+    /// Number of open streams of a connection with HTTP/2.
+    streams: Mutex<usize>,
+    /// Since when output of a stream waits, and what the client had read by then.
+    waits: Mutex<Option<(Instant, u64)>>,
     /// Networks of the client; `None` if its connections are not limited.
     pub networks: Option<Networks>,
     /// True if the connection is beyond the server's or its client's limit.
@@ -65,14 +73,18 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// A connection that has waited for its first request since `began` on the clock.
+    /// A connection that has waited for its first request since `began` on the clock, or a stream of `connection`.
     pub fn new(
         (began, clock): (u64, Arc<Clock>),
+        connection: Option<Arc<Slot>>,
         networks: Option<Networks>,
         is_extra: bool,
         output: Arc<OutputBudget>,
     ) -> Self {
         Self {
+            connection,
+            streams: Mutex::new(0),
+            waits: Mutex::new(None),
             networks,
             is_extra,
             clock,
@@ -156,8 +168,54 @@ impl Slot {
         &self.outbox
     }
 
-    /// Ends the connection.
+    /// True for a stream of a connection with HTTP/2.
+    pub fn is_stream(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Counts a new stream of this connection, which is being served from now on.
+    pub fn begin_stream(&self) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        *streams += 1;
+        self.waiting_since.store(SERVING, Ordering::Relaxed);
+    }
+
+    /// Ends this stream. Without streams, its connection waits for its client.
+    pub fn end_stream(&self) {
+        let Some(connection) = &self.connection else { return };
+        let mut streams = connection.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        *streams = streams.saturating_sub(1);
+        if *streams == 0 {
+            connection.waiting_since.store(connection.clock.now(), Ordering::Relaxed);
+        }
+    }
+
+    /// True for a stream whose client reads waiting output too slowly. Call it regularly.
+    pub fn reads_slowly(&self, limits: ReadLimits) -> bool {
+        if !self.is_stream() {
+            return false;
+        }
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.outbox.unread().bytes == 0 {
+            *waits = None;
+            return false;
+        }
+        let (now, read) = (Instant::now(), self.outbox.written());
+        let (since, before) = *waits.get_or_insert((now, read));
+        let elapsed = now - since;
+        if elapsed < limits.window {
+            return false;
+        }
+        *waits = Some((now, read));
+        ((read - before) as f64) < (limits.min_rate as f64 * elapsed.as_secs_f64()).max(1.0)
+    }
+
+    /// Ends the connection. A stream ends with its connection if the client leaves output unread: a stream whose window
+    /// is closed cannot be ended alone.
     pub fn close(&self, why: Closed) {
+        if let (Some(connection), Closed::Unread) = (&self.connection, why) {
+            connection.close(why);
+        }
         self.unread.store(why == Closed::Unread, Ordering::Relaxed);
         self.closed.notify_one();
     }

@@ -1,7 +1,8 @@
 //! One log line and one count per HTTP request, with the outcome of its choices.
 
 use super::Metrics;
-use super::choices::{Choices, Outcome, Summary};
+use super::choices::{Choices, Summary};
+use super::outcome::Outcome;
 use crate::error::ApiError;
 use crate::ids;
 use axum::body::{Body, Bytes, HttpBody};
@@ -41,7 +42,7 @@ impl Drop for Access {
         }
         self.metrics.http.observe(method_label(&self.method), path, self.status, total);
         if all.choices > 0 && matches!(all.outcome, Some(Outcome::Stop | Outcome::Length)) {
-            self.metrics.longest_choice.observe(all.longest as f64);
+            self.choices.model().iter().for_each(|model| model.longest_choice(all.longest));
         }
         // Probes and scrapes come every few seconds.
         let level = if self.method == Method::GET && self.status < 400 || self.status == 401 {
@@ -52,6 +53,7 @@ impl Drop for Access {
         if !log::log_enabled!(level) {
             return;
         }
+        let model = self.choices.model().map(|model| &*model.name);
         let outcome = all.outcome.map_or("-", Outcome::name);
         let ms = |time: Option<Duration>| time.map(|time| (time.as_secs_f64() * 1e4).round() / 10.0);
         let shown = |time: Option<Duration>| ms(time).map_or("-".into(), |ms| format!("{ms} ms"));
@@ -69,7 +71,7 @@ impl Drop for Access {
         };
         log::log!(
             level,
-            request_id = id, method = method, path = path, status = status, choices = choices, prompt_tokens = prompt_tokens,
+            request_id = id, method = method, path = path, status = status, model = model, choices = choices, prompt_tokens = prompt_tokens,
             cached_tokens = cached_tokens, generated_tokens = tokens, finish_reason = outcome, queued_ms = ms(queued),
             first_token_ms = ms(first_token), per_token_ms = ms(per_token), total_ms = ms(Some(total));
             "{method} {path} {status} {id}: {did}total {}", shown(Some(total))
@@ -110,6 +112,8 @@ pub async fn observe(
     let response = next(request).await;
     access.status = response.status().as_u16();
     if let Some(error) = response.extensions().get::<ApiError>() {
+        // A refused gRPC call has status 200.
+        access.status = error.status().as_u16();
         access.metrics.http.refused(error.reason());
     }
     response.map(|inner| Body::new(ObservedBody { inner, _access: access }))

@@ -1,43 +1,25 @@
 //! Outcome of an HTTP request's choices, for its log line.
 
+use super::model::ModelMetrics;
+use super::outcome::Outcome;
 use crate::error::ApiError;
 use axum::http::StatusCode;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Outcome of a request, in ascending order of attention needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
-    /// EOS, stop token or stop string.
-    Stop,
-    /// `max_tokens` or the context length was reached.
-    Length,
-    /// The client left, or the deadline passed.
-    Abort,
-    /// The engine failed.
-    Error,
-}
-
-impl Outcome {
-    /// Every one.
-    pub const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Abort, Self::Error];
-
-    /// Value of the label and of the log line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Abort => "abort",
-            Self::Error => "error",
-        }
-    }
-}
-
 /// Results of one request's choices.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Choices {
     summary: Mutex<Summary>,
     failure: OnceLock<Failure>,
+    model: OnceLock<Arc<ModelMetrics>>,
+}
+
+impl fmt::Debug for Choices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Choices").field("summary", &self.summary()).finish_non_exhaustive()
+    }
 }
 
 /// An error inside a stream, after a head with status 200.
@@ -91,6 +73,17 @@ pub struct ChoiceResult {
 }
 
 impl Choices {
+    /// Sets the model of the request.
+    pub fn runs_on(&self, model: &Arc<ModelMetrics>) {
+        // All choices of a request have the same model.
+        let _ = self.model.set(model.clone());
+    }
+
+    /// The model that has the request.
+    pub fn model(&self) -> Option<&ModelMetrics> {
+        self.model.get().map(AsRef::as_ref)
+    }
+
     /// Adds a choice that has ended.
     pub fn add(&self, choice: ChoiceResult) {
         let mut all = self.summary.lock().unwrap_or_else(PoisonError::into_inner);

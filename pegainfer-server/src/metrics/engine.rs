@@ -1,7 +1,8 @@
 //! Gauges and counters of the engines.
 
-use pegainfer_core::engine::{EngineCell, EngineHandle, EngineStats, RouteReason};
-use pegainfer_core::ledger::StepTotals;
+use super::served::{Origin, ServedModel, ServedModels, engines};
+use pegainfer_core::engine::{EngineCell, EngineStats, RouteReason};
+use pegainfer_core::ledger::{ExpertLoad, StepTotals};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -10,7 +11,10 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
 /// Reads the engines' statistics at each scrape.
-pub(super) struct EngineCollector(pub EngineHandle);
+pub(super) struct EngineCollector(pub ServedModels);
+
+/// The models of one scrape.
+pub(super) struct Scrape<'a>(pub &'a [ServedModel]);
 
 impl fmt::Debug for EngineCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -19,10 +23,10 @@ impl fmt::Debug for EngineCollector {
 }
 
 /// Writes the series of one metric.
-struct Series<'a>(MetricEncoder<'a>);
+pub(super) struct Series<'a>(MetricEncoder<'a>);
 
 impl<'a> Series<'a> {
-    fn new(
+    pub fn new(
         encoder: &'a mut DescriptorEncoder<'_>,
         kind: MetricType,
         name: &'a str,
@@ -31,26 +35,31 @@ impl<'a> Series<'a> {
         Ok(Self(encoder.encode_descriptor(name, help, None, kind)?))
     }
 
-    /// Adds the value of an engine; `label` is a label other than the engine.
-    fn add(&mut self, engine: usize, label: Option<(&str, &str)>, value: &impl EncodeMetric) -> fmt::Result {
-        let engine = engine.to_string();
-        let labels: Vec<(&str, &str)> = [Some(("engine", &*engine)), label].into_iter().flatten().collect();
+    /// Adds the value of an engine; `label` is a label other than its origin's.
+    pub fn add(&mut self, origin: Origin<'_>, label: Option<(&str, &str)>, value: &impl EncodeMetric) -> fmt::Result {
+        let engine = origin.engine.to_string();
+        let labels = [Some(("model_name", origin.model)), Some(("engine", &*engine)), label];
+        let labels: Vec<(&str, &str)> = labels.into_iter().flatten().collect();
         value.encode(self.0.encode_family(&labels)?)
     }
 }
 
 /// A value of an engine's statistics.
-type Value<T> = fn(&EngineStats) -> T;
+pub(super) type Value<T> = fn(&EngineStats) -> T;
 
 /// The gauges of each engine.
-const GAUGES: [(&str, &str, Value<f64>); 3] = [
+const GAUGES: [(&str, &str, Value<f64>); 4] = [
     ("vllm:num_requests_running", "Requests that hold KV blocks", |stats| stats.running as f64),
     ("vllm:num_requests_waiting", "Requests accepted and not yet running", |stats| stats.waiting as f64),
-    ("vllm:kv_cache_usage_perc", "Fraction of the KV blocks that requests hold, 0 to 1", |stats| {
-        let used = stats.kv_blocks_total.saturating_sub(stats.kv_blocks_free);
-        used as f64 / stats.kv_blocks_total.max(1) as f64
-    }),
+    ("vllm:kv_cache_usage_perc", "Fraction of the KV blocks that requests hold, 0 to 1", kv_usage),
+    ("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc, which AIBrix reads", kv_usage),
 ];
+
+/// Fraction of the KV blocks that requests hold, 0 to 1.
+fn kv_usage(stats: &EngineStats) -> f64 {
+    let used = stats.kv_blocks_total.saturating_sub(stats.kv_blocks_free);
+    used as f64 / stats.kv_blocks_total.max(1) as f64
+}
 
 /// The counters of each engine.
 const COUNTERS: [(&str, &str, Value<u64>); 7] = [
@@ -75,12 +84,17 @@ const DRAFT_COUNTERS: [(&str, &str, Value<u64>); 3] = [
 /// A sum over the steps of one kind.
 type Sum = fn(&StepTotals) -> f64;
 
-impl EngineCollector {
-    fn engines(&self) -> impl Iterator<Item = (usize, &EngineCell)> {
-        self.0.engines().iter().enumerate()
+impl Scrape<'_> {
+    pub(super) fn engines(&self) -> impl Iterator<Item = (Origin<'_>, &EngineCell)> {
+        engines(self.0)
     }
 
-    fn encode_counters(
+    /// The models for which `is` is true.
+    pub(super) fn only(&self, is: impl Fn(&ServedModel) -> bool) -> Vec<ServedModel> {
+        self.0.iter().filter(|model| is(model)).cloned().collect()
+    }
+
+    pub(super) fn encode_counters(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
         counters: &[(&str, &str, Value<u64>)],
@@ -96,12 +110,17 @@ impl EngineCollector {
 
     /// Encodes the counters of engines with drafts.
     fn encode_speculation(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(drafts) = self.0.limits().num_speculative_tokens else { return Ok(()) };
-        self.encode_counters(encoder, &DRAFT_COUNTERS)?;
+        let drafting = self.only(|model| model.engine.limits().num_speculative_tokens.is_some());
+        if drafting.is_empty() {
+            return Ok(());
+        }
+        let this = Scrape(&drafting);
+        this.encode_counters(encoder, &DRAFT_COUNTERS)?;
         let name = "vllm:spec_decode_num_accepted_tokens_per_pos";
         let help = "Draft tokens that were accepted, by their position in the draft";
         let mut series = Series::new(encoder, MetricType::Counter, name, help)?;
-        for (i, engine) in self.engines() {
+        for (i, engine) in this.engines() {
+            let drafts = engine.limits().num_speculative_tokens.unwrap_or(0);
             for (position, accepted) in engine.stats().speculation.accepted.iter().take(drafts).enumerate() {
                 series.add(i, Some(("position", &position.to_string())), &ConstCounter::new(*accepted))?;
             }
@@ -166,15 +185,43 @@ impl EngineCollector {
         Ok(())
     }
 
+    /// Encodes how evenly tokens spread over the experts of engines that have them.
+    fn encode_experts(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let loads = || self.engines().filter_map(|(i, engine)| Some((i, engine.step_log()?.experts()?)));
+        if loads().next().is_none() {
+            return Ok(());
+        }
+        let name = "pegainfer:expert_tokens";
+        let help = "Tokens of one expert in one layer of a step; one step in 16 is counted, each layer in turn";
+        let mut series = Series::new(encoder, MetricType::Histogram, name, help)?;
+        for (i, ExpertLoad { tokens, .. }) in loads() {
+            series.add(i, None, &Buckets { sum: tokens.sum, count: tokens.count(), buckets: &tokens.buckets() })?;
+        }
+        let name = "pegainfer:expert_load_ratio";
+        let help =
+            "Tokens of the most loaded expert of a layer over the mean, over counted steps with a mean of 16 tokens";
+        let mut series = Series::new(encoder, MetricType::Histogram, name, help)?;
+        for (i, ExpertLoad { ratio, .. }) in loads() {
+            series.add(i, None, &Buckets { sum: ratio.sum, count: ratio.count(), buckets: &ratio.buckets() })?;
+        }
+        Ok(())
+    }
+
     /// Encodes the number of healthy engines, and where requests went.
     fn encode_routes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let healthy = self.engines().filter(|(_, engine)| engine.is_healthy()).count();
         let (name, help) = ("pegainfer:engines_healthy", "Engines that make progress");
-        let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(healthy as f64).encode(gauge)?;
+        let mut gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for model in self.0 {
+            let healthy = model.engine.engines().iter().filter(|engine| engine.is_healthy()).count();
+            ConstGauge::new(healthy as f64).encode(gauge.encode_family(&[("model_name", &*model.name)])?)?;
+        }
         let (name, help) = ("pegainfer:routes", "Requests that an engine was sent by the router, by the reason");
         let mut series = Series::new(encoder, MetricType::Counter, name, help)?;
-        for (i, counts) in self.0.routes().into_iter().enumerate() {
+        let routes = self.0.iter().flat_map(|model| {
+            let origin = |engine| Origin { model: &model.name, engine };
+            model.engine.routes().into_iter().enumerate().map(move |(engine, counts)| (origin(engine), counts))
+        });
+        for (i, counts) in routes {
             for (reason, requests) in RouteReason::ALL.into_iter().zip(counts) {
                 series.add(i, Some(("reason", reason.name())), &ConstCounter::new(requests))?;
             }
@@ -201,6 +248,12 @@ impl EncodeMetric for Buckets<'_> {
 }
 
 impl Collector for EngineCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        Scrape(&self.0.read()).encode(encoder)
+    }
+}
+
+impl Scrape<'_> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, help, value) in GAUGES {
             let mut series = Series::new(&mut encoder, MetricType::Gauge, name, help)?;
@@ -210,6 +263,7 @@ impl Collector for EngineCollector {
         }
         self.encode_counters(&mut encoder, &COUNTERS)?;
         self.encode_speculation(&mut encoder)?;
+        self.encode_tiers(&mut encoder)?;
         let name = "vllm:prompt_tokens_by_source";
         let help = "Prompt tokens of admitted requests, by whether they were computed or found in the prefix cache";
         let mut series = Series::new(&mut encoder, MetricType::Counter, name, help)?;
@@ -238,13 +292,15 @@ impl Collector for EngineCollector {
             series.add(i, None, &buckets)?;
         }
         self.encode_steps(&mut encoder)?;
+        self.encode_experts(&mut encoder)?;
         self.encode_routes(&mut encoder)?;
         let (name, help) = ("vllm:cache_config_info", "Size of the KV cache");
         let mut info = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (i, engine) in self.engines() {
             let limits = engine.limits();
             let labels = [
-                ("engine", i.to_string()),
+                ("model_name", i.model.to_owned()),
+                ("engine", i.engine.to_string()),
                 ("block_size", limits.block_size.to_string()),
                 ("cache_dtype", limits.kv_cache_dtype.to_owned()),
                 ("num_gpu_blocks", limits.kv_blocks.to_string()),

@@ -1,13 +1,14 @@
 //! Latencies and token counts of one request.
 
-use super::Metrics;
-use super::choices::{ChoiceResult, Choices, Outcome};
+use super::choices::{ChoiceResult, Choices};
+use super::model::ModelMetrics;
+use super::outcome::Outcome;
 use super::per_engine::RequestMetrics;
 use crate::trace::{ChoiceTrace, Stages};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-impl Metrics {
+impl ModelMetrics {
     /// Starts the record of a newly submitted choice. `request` collects all choices of the HTTP request. `is_first` is
     /// true for the first choice of its prompt.
     pub fn request(
@@ -18,6 +19,9 @@ impl Metrics {
         max_tokens: usize,
         submitted: Instant,
     ) -> RequestRecord {
+        if let Some(request) = &request {
+            request.runs_on(self);
+        }
         RequestRecord {
             metrics: self.clone(),
             engine: 0,
@@ -41,7 +45,7 @@ impl Metrics {
 
 /// Record of one request. Dropping it early counts the request as aborted.
 pub struct RequestRecord {
-    metrics: Arc<Metrics>,
+    metrics: Arc<ModelMetrics>,
     /// Number of the engine that has the request.
     engine: usize,
     /// Choices of the same HTTP request.

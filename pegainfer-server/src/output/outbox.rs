@@ -10,6 +10,8 @@ use tokio::sync::Notify;
 /// Unread output of a connection, and an extension of each request.
 #[derive(Debug, Default)]
 pub struct Outbox {
+    /// True if several responses share the socket: their bytes leave the queues of HTTP/2 before they are written.
+    is_shared: bool,
     /// Bytes of bodies that the connection was given and the socket has not written.
     unwritten: AtomicU64,
     /// Bytes that the socket has written since the connection began.
@@ -28,6 +30,11 @@ struct Current {
 }
 
 impl Outbox {
+    /// The outbox of a socket that several responses share. [`unqueue`](Self::unqueue) counts the bytes that leave.
+    pub fn shared() -> Self {
+        Self { is_shared: true, ..Self::default() }
+    }
+
     /// Begins a request of `tenant`.
     pub fn begin(&self, tenant: Tenant) {
         *self.current() = Current { tenant, backlogs: Vec::new() };
@@ -52,6 +59,13 @@ impl Outbox {
     /// follows its head.
     pub fn wrote(&self, bytes: usize) {
         self.written.fetch_add(bytes as u64, Ordering::Relaxed);
+        if !self.is_shared {
+            self.unqueue(bytes);
+        }
+    }
+
+    /// Counts bytes that do not wait any more.
+    pub fn unqueue(&self, bytes: usize) {
         let less = |unwritten: u64| Some(unwritten.saturating_sub(bytes as u64));
         // The closure gives a value each time, so this cannot fail.
         let _ = self.unwritten.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);

@@ -1,10 +1,12 @@
 //! The text side of a checkpoint: tokenizer, chat template, sampling defaults.
 
 use super::encoder::Encoder;
+use super::task::Task;
 use anyhow::{Context, Result, bail};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
 use pegainfer_model_files::{ModelFiles, gguf};
+use pegainfer_models::args::TaskArg;
 use pegainfer_terminal::printable::one_line;
 use pegainfer_text::{ChatTemplate, Tokenizer};
 use serde_json::Value;
@@ -23,6 +25,8 @@ pub struct Checkpoint {
     pub template: Option<ChatTemplate>,
     /// Default sampling parameters of requests.
     pub defaults: SamplingDefaults,
+    /// What the model is for.
+    pub task: Task,
 }
 
 /// Sampling parameters of `generation_config.json`, or OpenAI's defaults.
@@ -30,6 +34,8 @@ pub struct Checkpoint {
 pub struct SamplingDefaults {
     /// Divisor of the logits; 0 is greedy.
     pub temperature: f32,
+    /// True if the checkpoint names the temperature.
+    pub has_temperature: bool,
     /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
     /// Nucleus sampling: probability mass to keep.
@@ -42,20 +48,26 @@ pub struct SamplingDefaults {
 
 impl Default for SamplingDefaults {
     fn default() -> Self {
-        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
+        Self { temperature: 1.0, has_temperature: false, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
     }
 }
 
 impl Checkpoint {
-    /// Reads the checkpoint at `dir`, a folder or GGUF file.
+    /// Reads the checkpoint at `dir`, a folder or GGUF file, for the task that its files say.
     pub fn load(dir: &Path) -> Result<Self> {
+        Self::load_for(dir, TaskArg::Auto)
+    }
+
+    /// Reads the checkpoint at `dir`, a folder or GGUF file, for this task.
+    pub fn load_for(dir: &Path, task: TaskArg) -> Result<Self> {
         let absolute = dir.canonicalize().with_context(|| format!("{} cannot be read", dir.display()))?;
         let name = absolute.file_name().map_or("model".into(), |name| one_line(&name.to_string_lossy()).into_owned());
         let name = gguf::model_name(&name).to_owned();
         let tokenizer = Arc::new(Tokenizer::load(dir)?);
+        let task = Task::load(dir, task, &tokenizer)?;
         let encoder = Encoder::start(tokenizer.clone()).context("the tokenizer's threads cannot be started")?;
         let template = ChatTemplate::load(dir)?;
-        Ok(Self { name, tokenizer, encoder, template, defaults: SamplingDefaults::load(dir)? })
+        Ok(Self { name, tokenizer, encoder, template, defaults: SamplingDefaults::load(dir)?, task })
     }
 
     /// Warns at the start if answers would not end at the end of a turn. `eos` are the tokens that end answers.
@@ -116,6 +128,7 @@ impl SamplingDefaults {
         };
         let parsed = Self {
             temperature: number("temperature", defaults.temperature)?,
+            has_temperature: !config["temperature"].is_null(),
             top_k,
             top_p: number("top_p", defaults.top_p)?,
             min_p: number("min_p", defaults.min_p)?,
@@ -138,7 +151,8 @@ mod tests {
         let checkpoint = Checkpoint::load(&testing::model_dir()).unwrap();
         assert_eq!(checkpoint.name, "qwen3-tiny");
         assert!(checkpoint.template.is_some());
-        let expected = SamplingDefaults { temperature: 0.6, top_k: 20, top_p: 0.95, ..SamplingDefaults::default() };
+        let expected = SamplingDefaults { top_k: 20, top_p: 0.95, ..SamplingDefaults::default() };
+        let expected = SamplingDefaults { temperature: 0.6, has_temperature: true, ..expected };
         assert_eq!(checkpoint.defaults, expected);
     }
 

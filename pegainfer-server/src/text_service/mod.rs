@@ -6,10 +6,14 @@ mod encoder;
 mod grammar_cache;
 mod grammars;
 mod priority;
+mod task;
 mod trial;
+mod workers;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults};
-pub use encoder::{CancelCheck, Encoder, EncoderError, LARGE, encode, limit_encoder_threads};
+pub use encoder::{Encoder, encode, limit_encoder_threads};
 pub use grammar_cache::AccountedGrammar;
 pub use grammars::GrammarService;
+pub use task::Task;
 pub use trial::{COMMAND as TRIAL_COMMAND, GrammarLimits, GrammarTrial, run as run_trial};
+pub use workers::{CancelCheck, EncoderError, LARGE, Workers};

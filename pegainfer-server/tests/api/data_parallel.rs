@@ -52,6 +52,7 @@ fn a_header_names_the_engine() {
     for (path, body) in [
         (COMPLETIONS, json!({"prompt": "x", "max_tokens": 3})),
         (CHAT, json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3})),
+        ("/inference/v1/generate", json!({"token_ids": [1], "sampling_params": {"max_tokens": 3}})),
         ("/v1/responses", json!({"input": "x", "max_output_tokens": 16})),
         ("/v1/messages", json!({"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}]})),
     ] {
@@ -176,8 +177,15 @@ fn metrics_and_steps_name_the_engine() {
             engines.entry(name.to_owned()).or_default()[usize::from(!rest.starts_with('0'))] += 1;
         }
     }
-    let of_server =
-        ["http_", "process_", "pegainfer:unread", "pegainfer:log_", "pegainfer:record", "pegainfer:refused"];
+    let of_server = [
+        "http_",
+        "process_",
+        "pegainfer:unread",
+        "pegainfer:log_",
+        "pegainfer:record",
+        "pegainfer:refused",
+        "pegainfer:model_",
+    ];
     let of_requests = ["vllm:admission_rej", "vllm:request_params_n_", "vllm:request_max_num_"];
     let is_shared = |name: &str| of_server.iter().chain(&of_requests).any(|prefix| name.starts_with(prefix));
     for (name, counts) in &engines {

@@ -15,6 +15,14 @@ const COMMON: [&str; 2] = ["model_name", "engine"];
 const ADDED: [&str; 2] = ["job", "instance"];
 /// The series that Prometheus itself keeps for each server.
 const UP: &str = "up";
+/// The series that only a server with adapters has (tests/models/lora.rs).
+const OF_ADAPTERS: &str = "vllm:lora_requests_info";
+/// The series that only a server with KV events has (tests/process/kv_events.rs).
+const OF_KV_EVENTS: [&str; 3] = [
+    "pegainfer:kv_event_batches_total",
+    "pegainfer:kv_event_batches_missed_total",
+    "pegainfer:kv_event_restarts_total",
+];
 /// Words of PromQL that are not followed by a bracket.
 const OPERATORS: [&str; 4] = ["and", "or", "unless", "bool"];
 
@@ -29,7 +37,7 @@ fn document(path: &str) -> String {
 fn server() -> TestServer {
     let (engine, control) = MockEngine::replying(" a cat");
     control.allow(0);
-    let server = TestServer::start(engine, Setup { max_queued: 1, ..Setup::default() });
+    let server = TestServer::start(engine.with_tiers(), Setup { max_queued: 1, ..Setup::default() });
     // A labelled series exists from its first event on: here, a request that does not fit into the queue.
     assert_eq!(post(server.address, COMPLETIONS, &json!({"prompt": ["x", "y"]})).status, 503);
     server.wait_idle();
@@ -85,6 +93,7 @@ fn the_page_lists_every_series_with_type_and_labels() {
         let entry = (kind.to_owned(), names_in(labels).into_iter().collect());
         assert!(documented.insert(name.trim_end_matches('`').to_owned(), entry).is_none(), "{name} is listed twice");
     }
+    [OF_ADAPTERS].iter().chain(&OF_KV_EVENTS).for_each(|name| drop(documented.remove(*name).unwrap()));
     let server = server();
     wait_until("all series are there", || exposed(&server).len() >= documented.len());
     assert_eq!(exposed(&server), documented);

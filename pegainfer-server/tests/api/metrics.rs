@@ -114,6 +114,9 @@ fn requests_are_counted_by_route_and_refusals_by_reason() {
     ask("/nothing/here", &headers, "");
     ask("/nothing/there", &headers, "");
     get(address, "/health").text();
+    for file in ["/ui/app.js", "/ui/style.css"] {
+        get(address, file).text();
+    }
     let count = |labels: &str| {
         let text = get(address, "/metrics").text();
         let line = text.lines().find(|line| line.contains(labels)).map(str::to_string);
@@ -127,10 +130,10 @@ fn requests_are_counted_by_route_and_refusals_by_reason() {
         ("POST", "/v1/models/{*name}", 405, 1),
         ("POST", "unmatched", 404, 2),
         ("GET", "/health", 200, 1),
+        ("GET", "/ui/*", 200, 2),
     ] {
         let class = format!("{}xx", code / 100);
-        let labels =
-            format!("method=\"{method}\",path=\"{path}\",handler=\"{path}\",status=\"{class}\",code=\"{code}\"}}");
+        let labels = format!("method=\"{method}\",handler=\"{path}\",status=\"{class}\",code=\"{code}\"}}");
         wait_until(&labels, || count(&labels) == requests);
     }
     for (reason, refusals) in [

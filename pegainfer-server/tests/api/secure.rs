@@ -24,17 +24,23 @@ fn server() -> TestServer {
     TestServer::with(engine, Options { tls, client_timeout: Duration::from_millis(500), ..Options::default() })
 }
 
-/// Sends a request over TLS and reads until the server closes the connection.
-fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> String {
+/// A TLS connection for this protocol.
+fn connect(address: SocketAddr, protocol: &str) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(fixture("cert.pem")).unwrap()).unwrap();
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
+    config.alpn_protocols = vec![protocol.into()];
     let client = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
-    let mut stream = StreamOwned::new(client, TcpStream::connect(address).unwrap());
+    StreamOwned::new(client, TcpStream::connect(address).unwrap())
+}
+
+/// Sends a request over TLS and reads until the server closes the connection.
+fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> String {
+    let mut stream = connect(address, "http/1.1");
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n",
@@ -99,4 +105,17 @@ fn a_certificate_is_replaced_without_a_restart() {
     tls.reload().unwrap();
     assert!(ask(server.address, "GET", "/health", "").starts_with("HTTP/1.1 200"));
     std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn the_port_of_grpc_speaks_http2_encrypted() {
+    let server = server();
+    let mut stream = connect(server.grpc, "h2");
+    // The preface and empty settings.
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).unwrap();
+    assert_eq!((head[3], stream.conn.alpn_protocol()), (4, Some(&b"h2"[..])), "the server's settings");
+    let mut other = connect(server.grpc, "http/1.1");
+    assert!(other.write_all(b"GET / HTTP/1.1\r\n\r\n").and_then(|()| other.read_exact(&mut head)).is_err());
 }

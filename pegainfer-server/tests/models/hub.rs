@@ -3,6 +3,7 @@
 use crate::support::hub::{Behaviour, Body, COMMIT, Fault, Hub, Response};
 use crate::support::temp_dir::TempDir;
 use pegainfer_hub as hub;
+use pegainfer_hub::Source;
 use pegainfer_hub::client::Timeouts;
 use pegainfer_hub::pace::MinRate;
 use serde_json::{Value, json};
@@ -38,6 +39,8 @@ fn client(hub: &Hub, dir: &Path) -> hub::Hub {
         offline: false,
         allow_plain_http: false,
         ca_file: None,
+        segment: 64 << 20,
+        source: Source::HuggingFace,
         timeouts,
     }
 }
@@ -62,7 +65,10 @@ fn check_no_foreign_file(dir: &Path) {
     for path in below(dir) {
         let repo = path.strip_prefix("hub/models--test--tiny/");
         let known = match repo.and_then(|rest| rest.split_once('/')) {
-            Some(("blobs", name)) => is_hex(name.strip_suffix(".incomplete").unwrap_or(name)),
+            Some(("blobs", name)) => {
+                let suffix = [".incomplete", ".segments", ".map"].into_iter().find_map(|end| name.strip_suffix(end));
+                is_hex(suffix.unwrap_or(name))
+            }
             Some(("snapshots", rest)) => {
                 rest.strip_prefix(COMMIT).is_some_and(|name| files().contains_key(&name[1..]) || name.contains("index"))
             }

@@ -5,9 +5,13 @@
 #[cfg(feature = "deepseek-v4")]
 mod deepseek_v4_tiny;
 mod hub;
+mod hub_segments;
+mod lora;
 mod minimal_model;
+mod moe_tiny;
 #[cfg(feature = "qwen35")]
 mod qwen35_tiny;
 mod qwen3_tiny;
 #[path = "../support/mod.rs"]
 mod support;
+mod vectors;

@@ -30,6 +30,8 @@ fn generate_prints_a_completion() {
     assert_eq!(error, "error: temperature must be a number from 0 to 100, got -1");
     let error = refused(pegainfer().args(["generate", ""]));
     assert_eq!(error, "error: the prompt is empty: send at least one token");
+    let error = refused(pegainfer().args(["generate", "x", "--task", "embed"]));
+    assert!(error.contains("--task embed: generate needs one that generates text"), "{error}");
 }
 
 #[test]
@@ -41,6 +43,13 @@ fn the_bundled_model_is_inside_the_executable() {
     let answer = post_ok(server.address, "/v1/chat/completions", &question);
     assert_eq!(answer["model"], "qwen3-tiny");
     assert_eq!(answer["choices"][0]["message"]["content"], "The capital of France is Paris.");
+    let card = &get(server.address, "/v1/models").json()["data"][0];
+    assert!(card["device"].as_str().is_some_and(|device| device.starts_with("cpu")), "{card}");
+    assert_eq!(
+        (card["family"].as_str(), card["weight_bytes"].as_u64() > Some(1 << 20)),
+        (Some("Qwen3"), true),
+        "{card}"
+    );
     for dir in [&empty, &temporary] {
         assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 0, "files are left in {}", dir.0.display());
     }
@@ -58,6 +67,10 @@ fn a_port_in_use_is_reported_immediately() {
     let error = refused(pegainfer().args(["--port", &port]));
     let expected = "is in use: stop the program that has it, or give another --port";
     assert_eq!(error, format!("error: port {port} on 127.0.0.1 {expected}"));
+    let error = refused(pegainfer().args(["--port", "0", "--grpc-port", &port]));
+    assert_eq!(error, format!("error: port {port} on 127.0.0.1 {}", expected.replace("--port", "--grpc-port")));
+    let error = refused(pegainfer().args(["--port", "8471", "--grpc-port", "8471"]));
+    assert_eq!(error, "error: --grpc-port must be another port than --port");
     let error = refused(pegainfer().args(["--host", "203.0.113.1"]));
     assert_eq!(error, "error: --host 203.0.113.1 is not an address of this machine");
 }

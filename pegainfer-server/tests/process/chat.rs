@@ -160,12 +160,15 @@ fn the_oldest_turns_go_when_the_context_is_full() {
 #[test]
 fn control_c_stops_the_answer_and_not_the_program() {
     let dir = TempDir::new("chat-stop");
-    // No token ends this model's texts, so they continue to the end of the context.
+    // No token ends this model's texts, so they continue to the end of the context, which takes many seconds.
+    let context = json!({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}).to_string();
     let model = dir.0.join("model");
     link_model(&model, &["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]);
     std::fs::copy(model_dir().join("chat_template.jinja"), model.join("chat_template.jinja")).unwrap();
     std::fs::write(model.join("generation_config.json"), json!({"eos_token_id": [0]}).to_string()).unwrap();
-    let mut terminal = Terminal::start(chat(&dir.0.join("history")).args(["--temperature", "0"]).arg(&model));
+    let mut terminal = Terminal::start(
+        chat(&dir.0.join("history")).args(["--temperature", "0", "--rope-scaling", &context]).arg(&model),
+    );
     for _ in 0..2 {
         terminal.wait_for(PROMPT);
         terminal.press("Tell a story.\r");
@@ -233,6 +236,20 @@ fn a_pipe_is_one_message() {
         (code, stderr.trim_end()),
         (Some(1), "error: standard input is empty: pipe a message into this command")
     );
+}
+
+#[test]
+fn generate_reads_a_pipe_and_knows_the_bundled_model_by_its_name() {
+    let command = || {
+        let mut command = pegainfer();
+        command.args(["generate", "--temperature", "0", "--log-level", "warn", "--model-path", "qwen3-tiny"]);
+        command
+    };
+    let (code, stdout, stderr) = piped(&mut command(), "The capital of France is\n");
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), " Paris.\n", ""));
+    let (code, _, stderr) = piped(&mut command(), "");
+    let expected = "error: standard input is empty: give the text to continue, or pipe it into this command\n";
+    assert_eq!((code, stderr.as_str()), (Some(1), expected));
 }
 
 /// Sets the terminal's title, clears the screen with a C1 control, and reverses the direction of writing.

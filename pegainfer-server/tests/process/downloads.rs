@@ -4,6 +4,7 @@ use crate::support::hub::{Body, COMMIT, Hub, Response};
 use crate::support::model_dir;
 use crate::support::process::{Process, pegainfer, run};
 use crate::support::temp_dir::TempDir;
+use crate::support::wait_until;
 use pegainfer_testing::gguf::{Value, Writer};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -89,6 +90,34 @@ fn size_and_free_space_come_before_the_first_byte_of_weights() {
 }
 
 #[test]
+fn a_model_too_large_for_this_machine_is_refused_before_its_weights() {
+    let (home, mut files) = (TempDir::new("memory"), tiny());
+    let mut config: serde_json::Value = serde_json::from_slice(&files["config.json"]).unwrap();
+    // 80 TB in bf16.
+    for (field, value) in [("hidden_size", 1 << 17), ("intermediate_size", 1 << 20), ("num_hidden_layers", 100)] {
+        config[field] = json!(value);
+    }
+    files.insert("config.json".into(), config.to_string().into_bytes());
+    let hub = Hub::start(files);
+    hub.behaviour.lock().unwrap().listing = Some(|listing| listing["siblings"][4]["lfs"]["size"] = json!(1u64 << 60));
+    let generate = ["generate", "x", "--device", "cpu", "--model-path", "test/tiny"];
+    let error = refused(&mut command(&hub, &home.0, &generate));
+    let start = format!("error: test/tiny on http://{} cannot be served: its weights take ", hub.address);
+    assert!(error.starts_with(&start), "{error}");
+    assert!(
+        error.contains(" GB, more than fits this machine's ") && error.contains(" GB fit, which is a model"),
+        "{error}"
+    );
+    assert_eq!(hub.seen().len(), 2, "more than the listing and config.json: {:?}", hub.seen());
+    // Another machine may serve it, so that pull only warns. This disk is too small, too.
+    let (_, _, stderr) = run(&mut command(&hub, &home.0, &["pull", "test/tiny"]));
+    let lines: Vec<&str> = stderr.lines().collect();
+    let [warning, error] = lines.as_slice() else { panic!("{stderr}") };
+    assert!(warning.contains("WARN") && warning.contains("cannot be served on this machine: its weights"), "{warning}");
+    assert!(error.starts_with("error: test/tiny needs 1.15 EB"), "{error}");
+}
+
+#[test]
 fn pull_resumes_prints_the_path_and_takes_revisions() {
     let (home, hub) = (TempDir::new("pull"), Hub::start(tiny()));
     // More breaks than retries.
@@ -135,10 +164,94 @@ fn pull_resumes_prints_the_path_and_takes_revisions() {
 }
 
 #[test]
+fn a_killed_pull_loses_no_byte_of_any_shard() {
+    const BYTES: usize = 300_000;
+    const BEFORE: usize = 100_000;
+    let shard = |i: usize| format!("model-0000{i}-of-00003.safetensors");
+    let content = |i: usize| (0..BYTES).map(|byte| (byte * (i + 3) % 251) as u8).collect::<Vec<_>>();
+    let mut files = tiny();
+    files.remove("model.safetensors");
+    let map: serde_json::Map<String, serde_json::Value> = (1..4).map(|i| (i.to_string(), json!(shard(i)))).collect();
+    files.insert("model.safetensors.index.json".into(), json!({"weight_map": map}).to_string().into_bytes());
+    files.extend((1..4).map(|i| (shard(i), content(i))));
+    let (home, hub) = (TempDir::new("killed"), Hub::start(files.clone()));
+    let served = files.clone();
+    hub.behaviour.lock().unwrap().fault = Some(Box::new(move |path, _| {
+        let bytes = served.get(path.rsplit('/').next()?).filter(|_| path.ends_with(".safetensors"))?;
+        Some(Response { status: 200, headers: vec![], body: Body::Stalled(BYTES, bytes[..BEFORE].to_vec()) })
+    }));
+    let mut pull = command(&hub, &home.0, &["pull", "test/tiny"]).stderr(Stdio::null()).spawn().unwrap();
+    // All shards are downloaded at the same time.
+    let blobs = home.0.join("hub/models--test--tiny/blobs");
+    let partial = || {
+        let entries = std::fs::read_dir(&blobs).into_iter().flatten().flatten();
+        entries.filter(|entry| entry.metadata().is_ok_and(|data| data.len() == BEFORE as u64)).count()
+    };
+    wait_until("a part of each shard is there", || partial() == 3);
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+    hub.behaviour.lock().unwrap().fault = None;
+    let before = hub.seen().len();
+    let (code, _, stderr) = run(&mut command(&hub, &home.0, &["pull", "test/tiny"]));
+    assert_eq!(code, Some(0), "{stderr}");
+    let snapshot = home.0.join("hub/models--test--tiny/snapshots").join(COMMIT);
+    let again = hub.seen()[before..].to_vec();
+    for i in 1..4 {
+        assert_eq!(std::fs::read(snapshot.join(shard(i))).unwrap(), content(i));
+        let rest = format!("{} {BEFORE} ", shard(i));
+        assert!(again.iter().any(|line| line.contains(&rest)), "{rest}: {again:?}");
+    }
+}
+
+#[test]
+fn a_killed_pull_of_one_large_file_loses_no_byte() {
+    const SEGMENT: usize = 64 << 20;
+    const BYTES: usize = 2 * SEGMENT + 10_000_000;
+    const BEFORE: usize = 100_000;
+    let mut files = tiny();
+    let content: Vec<u8> = (0..BYTES).map(|byte| (byte >> 10) as u8).collect();
+    files.insert("model.safetensors".into(), content.clone());
+    let (home, hub) = (TempDir::new("killed-large"), Hub::start(files));
+    hub.behaviour.lock().unwrap().fault = Some(Box::new(move |path, from| {
+        let from = from.filter(|_| path.ends_with(".safetensors"))?;
+        let end = (from + SEGMENT).min(BYTES);
+        let range = format!("bytes {from}-{}/{BYTES}", end - 1);
+        let body = Body::Stalled(end - from, content[from..from + BEFORE].to_vec());
+        Some(Response { status: 206, headers: vec![("Content-Range", range)], body })
+    }));
+    let mut pull = command(&hub, &home.0, &["pull", "test/tiny"]).stderr(Stdio::null()).spawn().unwrap();
+    let kept = |hub: &Hub| {
+        let (_, list, _) = run(&mut command(hub, &home.0, &["models"]));
+        list.contains("incomplete, 0 %")
+    };
+    // Three segments at the same time.
+    let asked = || hub.seen().iter().filter(|line| line.contains(".safetensors")).count();
+    wait_until("all segments are asked for", || asked() == 3);
+    // The bytes are sent at once, and may still be on their way.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+    assert!(kept(&hub), "a sparse file is not counted as complete");
+    hub.behaviour.lock().unwrap().fault = None;
+    let before = hub.seen().len();
+    let (code, _, stderr) = run(&mut command(&hub, &home.0, &["pull", "test/tiny"]));
+    assert_eq!(code, Some(0), "{stderr}");
+    let rest: Vec<String> = hub.seen()[before..].iter().filter(|line| line.contains(".safetensors")).cloned().collect();
+    for segment in 0..3 {
+        let first = format!(" {} ", segment * SEGMENT + BEFORE);
+        assert!(rest.iter().any(|line| line.contains(&first)), "{first}: {rest:?}");
+    }
+    assert_eq!(rest.len(), 3, "{rest:?}");
+}
+
+#[test]
 fn a_misspelt_command_is_told_as_such() {
     let (code, stdout, stderr) = run(pegainfer().arg("severe"));
     assert_eq!((code, stdout.as_str()), (Some(2), ""));
     assert_eq!(stderr, "error: severe is neither a command nor a model; did you mean pegainfer serve?\n");
+    let (code, _, stderr) = run(pegainfer().args(["run", "Qwen/Qwen3-0.6B"]));
+    let expected = "error: run is neither a command nor a model; did you mean pegainfer chat?\n";
+    assert_eq!((code, stderr.as_str()), (Some(2), expected));
 }
 
 #[test]
@@ -214,6 +327,13 @@ fn cache_token_and_authorities_come_from_the_usual_variables() {
     assert!(pull(None).contains("invalid peer certificate"), "{}", pull(None));
     assert!(pull(Some(&cert)).contains(" has no model test/tiny"), "{}", pull(Some(&cert)));
     assert!(pull(Some(&key)).ends_with("key.pem is not used: it holds no certificate"), "{}", pull(Some(&key)));
+    for args in [&["pull", "test/tiny"][..], &["generate", "x", "--model-path", "test/tiny"]] {
+        let mut command = pegainfer();
+        command.args(args).arg("--hub-ca").arg(&cert).env("HF_HOME", &home.0).env("SSL_CERT_FILE", &key);
+        command.env("HF_ENDPOINT", format!("https://localhost:{}", server.address.port()));
+        let error = refused(&mut command);
+        assert!(error.contains(" has no model test/tiny"), "{error}");
+    }
 }
 
 #[test]

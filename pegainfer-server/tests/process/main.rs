@@ -11,19 +11,29 @@ mod command_line;
 mod data_parallel;
 mod downloads;
 mod eval;
+#[cfg(target_os = "linux")]
+mod health;
+mod kv_events;
+mod kv_tiers;
 mod ledger;
 mod logs;
 #[cfg(unix)]
 mod models;
 #[cfg(target_os = "linux")]
 mod notify;
+#[cfg(target_os = "linux")]
+mod on_demand;
 #[cfg(unix)]
 mod rates;
 mod recording;
 mod restart;
 #[cfg(unix)]
 mod rights;
+#[cfg(unix)]
+mod rolling_update;
 mod run_batch;
+#[cfg(target_os = "linux")]
+mod supervisors;
 #[path = "../support/mod.rs"]
 mod support;
 #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! A mock of the Hugging Face hub: listings, ranges, and arbitrary responses (fault injection).
+//! A mock of the Hugging Face hub, and of ModelScope: listings, ranges, and arbitrary responses (fault injection).
 
 use ring::digest;
 use serde_json::{Value, json};
@@ -27,6 +27,10 @@ pub struct Behaviour {
     pub fault: Option<Fault>,
     /// Fault injection: changes of the listing.
     pub listing: Option<fn(&mut Value)>,
+    /// True to speak ModelScope's API.
+    pub modelscope: bool,
+    /// Bytes per second of each connection.
+    pub rate: Option<usize>,
     /// `path range authorization` of each request.
     pub seen: Vec<String>,
     /// Bytes of all bodies that were to be sent.
@@ -87,7 +91,7 @@ fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>) -> Option<()> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let path = line.split(' ').nth(1)?.to_string();
-    let (mut from, mut end, mut authorization) = (None, None, String::new());
+    let (mut from, mut end, mut authorization, mut cookie) = (None, None, String::new(), String::new());
     loop {
         let mut header = String::new();
         reader.read_line(&mut header).ok()?;
@@ -98,18 +102,27 @@ fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>) -> Option<()> {
                 (from, end) = (first.parse().ok(), last.parse::<usize>().ok().map(|last| last + 1));
             }
             "authorization" => authorization = value.to_string(),
+            "cookie" => cookie = format!(" {value}"),
             _ => {}
         }
     }
-    let mut response = respond(&mut behaviour.lock().unwrap(), &path, from, &authorization);
-    if let Body::Whole(bytes) = &mut response.body {
-        bytes.truncate(end.unwrap_or(usize::MAX).saturating_sub(from.unwrap_or(0)));
-        behaviour.lock().unwrap().sent += bytes.len();
-    }
-    send(stream, response)
+    let (response, rate) = {
+        let mut behaviour = behaviour.lock().unwrap();
+        let response = respond(&mut behaviour, &path, (from, end), &(authorization + &cookie));
+        if let Body::Whole(bytes) = &response.body {
+            behaviour.sent += bytes.len();
+        }
+        (response, behaviour.rate)
+    };
+    send(stream, response, rate)
 }
 
-fn respond(behaviour: &mut Behaviour, path: &str, from: Option<usize>, authorization: &str) -> Response {
+fn respond(
+    behaviour: &mut Behaviour,
+    path: &str,
+    (from, end): (Option<usize>, Option<usize>),
+    authorization: &str,
+) -> Response {
     let range = from.map_or("-".into(), |from| from.to_string());
     behaviour.seen.push(format!("{path} {range} {authorization}"));
     let plain = |status, body: &[u8]| Response { status, headers: vec![], body: Body::Whole(body.to_vec()) };
@@ -119,13 +132,21 @@ fn respond(behaviour: &mut Behaviour, path: &str, from: Option<usize>, authoriza
     if let Some(response) = behaviour.fault.as_ref().and_then(|fault| fault(path, from)) {
         return response;
     }
+    if behaviour.modelscope && path == "/api/v1/models/test/tiny/repo/files?Revision=master&Recursive=true" {
+        return plain(200, modelscope_listing(behaviour).to_string().as_bytes());
+    }
     if ["main", "v1.0"].iter().any(|name| path == format!("/api/models/test/tiny/revision/{name}?blobs=true")) {
         return plain(200, listing(behaviour).to_string().as_bytes());
     }
-    let name = path.strip_prefix(&format!("/test/tiny/resolve/{COMMIT}/")).unwrap_or_default();
+    let prefix = match behaviour.modelscope {
+        true => format!("/api/v1/models/test/tiny/repo?Revision={COMMIT}&FilePath="),
+        false => format!("/test/tiny/resolve/{COMMIT}/"),
+    };
+    let name = path.strip_prefix(&prefix).unwrap_or_default();
     let Some(file) = behaviour.files.get(name) else { return plain(404, b"no") };
     let start = from.unwrap_or(0);
-    let (rest, last) = (file[start..].to_vec(), file.len().saturating_sub(1));
+    let (size, end) = (file.len(), end.unwrap_or(usize::MAX).min(file.len()));
+    let rest = file[start.min(end)..end].to_vec();
     let body = match &mut behaviour.break_off {
         Some((broken, bytes, times)) if *broken == name && *times > 0 && rest.len() > *bytes => {
             *times -= 1;
@@ -136,8 +157,10 @@ fn respond(behaviour: &mut Behaviour, path: &str, from: Option<usize>, authoriza
     match from {
         None => Response { status: 200, headers: vec![], body },
         Some(start) => {
-            let range = format!("bytes {start}-{last}/{}", file.len());
-            Response { status: 206, headers: vec![("Content-Range", range)], body }
+            let range = format!("bytes {start}-{}/{size}", end.saturating_sub(1));
+            // ModelScope sends parts with the wrong status.
+            let status = if behaviour.modelscope { 200 } else { 206 };
+            Response { status, headers: vec![("Content-Range", range)], body }
         }
     }
 }
@@ -159,11 +182,20 @@ fn listing(behaviour: &Behaviour) -> Value {
     listing
 }
 
+fn modelscope_listing(behaviour: &Behaviour) -> Value {
+    let file = |(name, file): (&String, &Vec<u8>)| {
+        let sha256 = hex(digest::digest(&digest::SHA256, file).as_ref());
+        json!({"Name": name, "Path": name, "Type": "blob", "Size": file.len(), "Sha256": sha256, "Revision": COMMIT})
+    };
+    let files: Vec<Value> = behaviour.files.iter().map(file).collect();
+    json!({"Code": 200, "Success": true, "Message": "success", "Data": {"Files": files}})
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn send(mut stream: TcpStream, response: Response) -> Option<()> {
+fn send(mut stream: TcpStream, response: Response, rate: Option<usize>) -> Option<()> {
     let mut head = format!("HTTP/1.1 {} X\r\nConnection: close\r\n", response.status);
     for (name, value) in response.headers {
         head += &format!("{name}: {value}\r\n");
@@ -176,7 +208,16 @@ fn send(mut stream: TcpStream, response: Response) -> Option<()> {
     };
     head += &length.map_or(String::new(), |length| format!("Content-Length: {length}\r\n"));
     stream.write_all((head + "\r\n").as_bytes()).ok()?;
-    stream.write_all(bytes).ok()?;
+    match rate {
+        None => stream.write_all(bytes).ok()?,
+        // 20 writes per second.
+        Some(rate) => {
+            for part in bytes.chunks((rate / 20).max(1)) {
+                stream.write_all(part).ok()?;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
     match response.body {
         Body::Stalled(..) => stream.read(&mut [0]).map(drop).ok(),
         Body::Slow(length) => {

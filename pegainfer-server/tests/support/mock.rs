@@ -5,7 +5,10 @@ use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
     TokenEvent, TokenLogprobs, TokenOut, Usage,
 };
-use pegainfer_core::ledger::{EngineDetail, FinishedStep, Law, OpShares, StepLine, StepLoad, StepLog, Watch};
+use pegainfer_core::kv::tiers::TierStats;
+use pegainfer_core::ledger::{
+    EngineDetail, ExpertCounts, FinishedStep, Law, OpShares, StepLine, StepLoad, StepLog, Watch,
+};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -127,6 +130,13 @@ impl MockEngine {
         self
     }
 
+    /// Pretends that blocks have copies on the host and in a file.
+    pub fn with_tiers(mut self) -> Self {
+        self.stats.tiers =
+            TierStats { host_slots: 2, host_used: 1, disk_slots: 2, slot_bytes: 64, ..TierStats::default() };
+        self
+    }
+
     /// Sets a larger context length.
     pub fn with_max_model_len(mut self, tokens: usize) -> Self {
         self.max_model_len = tokens;
@@ -155,6 +165,9 @@ impl MockEngine {
             top: (0..n).map(|i| (id + i as u32, -0.5 - i as f32)).collect(),
         });
         let logprobs = logprobs.map(Box::new);
+        if request.vector && *generated == 1 {
+            events.push((*name, TokenEvent::Vector(Box::new([1.0, 2.0, -2.0]))));
+        }
         events.push((*name, TokenEvent::Token(TokenOut { id, is_stop, drafted: false, logprobs })));
         let reason = match (is_stop, *generated == request.max_tokens) {
             (true, _) => FinishReason::Stop(id),
@@ -176,7 +189,7 @@ fn cached(request: &GenerateRequest) -> usize {
     request.prompt.len() / 2
 }
 
-/// A log that compares steps with a ledger.
+/// A log that compares steps with a ledger, and counts experts.
 fn step_log() -> StepLog {
     let line = |rows: &[(usize, usize)]| {
         let load = StepLoad::of_rows(rows.iter().copied());
@@ -189,6 +202,7 @@ fn step_log() -> StepLog {
         let (load, took) = (StepLoad::of_rows([(1 + i, 7)]), Duration::from_millis(2));
         log.add(&FinishedStep { load, now: Instant::now(), took, ops: &[], engine: &EngineDetail::default });
     }
+    log.add_experts(&ExpertCounts { layer: 0, tokens: vec![3, 61] });
     log
 }
 
@@ -208,6 +222,8 @@ impl StepEngine for MockEngine {
             eos_token_ids: vec![EOS, EOS_2],
             num_speculative_tokens: Some(2),
             unsupported: &[],
+            max_loras: 0,
+            hidden_size: 3,
         }
     }
 

@@ -5,9 +5,12 @@
 
 #[cfg(target_os = "linux")]
 pub mod attack;
+pub mod balancer;
 pub mod client;
+pub mod grpc;
 pub mod hub;
 pub mod mock;
+pub mod on_demand;
 pub mod process;
 pub mod proxy;
 pub mod served;
@@ -22,6 +25,7 @@ pub mod watch;
 use clap::Parser;
 use mock::{Control, MockEngine};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
+use pegainfer_models::args::TaskArg;
 use pegainfer_models::engine;
 use pegainfer_server::app::{App, Options};
 use pegainfer_server::cli::Cli;
@@ -81,6 +85,8 @@ pub fn tags_template() -> TempDir {
 /// A server on a free port of this machine.
 pub struct TestServer {
     pub address: SocketAddr,
+    /// Where gRPC is served.
+    pub grpc: SocketAddr,
     pub engine: EngineHandle,
     runtime: Runtime,
     stop: Option<oneshot::Sender<()>>,
@@ -96,6 +102,7 @@ pub struct Setup {
     pub names: Vec<String>,
     /// Directory of tokenizer and template.
     pub model_dir: PathBuf,
+    pub task: TaskArg,
 }
 
 impl Default for Setup {
@@ -107,6 +114,7 @@ impl Default for Setup {
             step_deadline: Duration::from_secs(30),
             names: vec!["tiny".into()],
             model_dir: model_dir(),
+            task: TaskArg::Auto,
         }
     }
 }
@@ -151,16 +159,22 @@ impl TestServer {
 
     /// Starts the real router over a running engine.
     pub fn over(engine: EngineHandle, setup: Setup) -> Self {
-        let checkpoint = Checkpoint::load(&setup.model_dir).unwrap();
+        let checkpoint = Checkpoint::load_for(&setup.model_dir, setup.task).unwrap();
         let app = App::new(engine.clone(), checkpoint, setup.names, setup.options);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).unwrap();
         let address = listener.local_addr().unwrap();
+        let grpc_listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).unwrap();
+        let grpc = grpc_listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let serving = runtime.spawn(app.serve(listener, async move {
-            let _ = stopped.await;
+        let asked = app.asked_to_stop();
+        let serving = runtime.spawn(app.serve_ports(listener, Some(grpc_listener), async move {
+            tokio::select! {
+                _ = stopped => {}
+                () = asked => {}
+            }
         }));
-        Self { address, engine, runtime, stop: Some(stop), serving: Some(serving) }
+        Self { address, grpc, engine, runtime, stop: Some(stop), serving: Some(serving) }
     }
 
     /// Starts the real router over `engine` with these options.
@@ -185,6 +199,22 @@ impl TestServer {
             let stats = self.engine.stats();
             stats.running == 0 && stats.waiting == 0
         });
+    }
+}
+
+/// The server of an application on a free port of this machine.
+pub struct AppServer {
+    pub address: SocketAddr,
+    _runtime: Runtime,
+}
+
+impl AppServer {
+    pub fn start(app: App) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).unwrap();
+        let address = listener.local_addr().unwrap();
+        runtime.spawn(app.serve(listener, std::future::pending()));
+        Self { address, _runtime: runtime }
     }
 }
 

@@ -16,6 +16,7 @@ pub mod wire;
 use super::agents::Client;
 use super::body::{self, RequestContext};
 use super::chat_request::ChatRequest;
+use super::model_state::ModelState;
 use super::policy::with_ignored;
 use super::render::PromptOptions;
 use super::schema::Body;
@@ -71,7 +72,7 @@ pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) 
 
 async fn count(state: &Arc<AppState>, context: &RequestContext, chat: ChatRequest) -> Result<Response, ApiError> {
     let ChatRequest { generation, mut conversation, ignored, .. } = chat;
-    state.model_named(generation.model)?;
+    let state = &ModelState::named(state, generation.model.into(), context, None).await?;
     let ignored = state.policy.check_more(ignored, conversation.set_effort(state)?.as_slice())?;
     let options = PromptOptions { n: 0, add_special_tokens: false, is_bounded: false };
     let (_, ids) = conversation.encode(state, context, options).await?;

@@ -2,10 +2,10 @@
 
 use super::{Generation, PromptLogprobs, PromptReport};
 use crate::api::delta::{Counts, PromptInfo};
+use crate::api::model_state::ModelState;
 use crate::api::params::Params;
 use crate::api::quota::OpenRequest;
 use crate::api::response_size;
-use crate::api::state::AppState;
 use crate::api::token_rate::too_many;
 use crate::error::ApiError;
 use crate::rates::{Refused, Reservation};
@@ -19,7 +19,7 @@ use tokio::sync::watch;
 impl Generation {
     /// Submits one request per choice, all or none: the first refusal cancels the others.
     pub fn submit_all(
-        state: &AppState,
+        state: &ModelState,
         params: &Params,
         requests: Vec<GenerateRequest>,
         prompt_field: &'static str,
@@ -29,7 +29,7 @@ impl Generation {
             return Err(ApiError::invalid("include_metrics", message));
         }
         for request in &requests {
-            state.engine.check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
+            state.model.engine.check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
         }
         check_response_size(&requests, state.options.limits.max_response_bytes)?;
         let mut open = enter(state, params, requests.len())?;
@@ -38,7 +38,7 @@ impl Generation {
         if let Some(trace) = &params.trace {
             trace.stage("tokenize");
         }
-        state.metrics.requested(params.n);
+        state.model.metrics.requested(params.n);
         let mut generations: Vec<Self> = Vec::with_capacity(requests.len());
         let choices = requests.len();
         for (choice, mut request) in requests.into_iter().enumerate() {
@@ -48,6 +48,7 @@ impl Generation {
             let first = choice - choice % params.n;
             let report = match generations.get(first) {
                 Some(generation) => {
+                    request.only_if_cached = false;
                     request.same_prompt_as = generation.stream.as_ref().map(TokenStream::id);
                     request.prompt_logprobs.take().map(|_| PromptReport::Shared(generation.report_of_prompt()))
                 }
@@ -75,7 +76,7 @@ impl Generation {
 
     /// Submits one choice. `first` is the first choice of the same prompt, if this is another one.
     fn submit(
-        state: &AppState,
+        state: &ModelState,
         params: &Params,
         request: GenerateRequest,
         first: Option<&Self>,
@@ -84,14 +85,14 @@ impl Generation {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
         let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.clone(), logprobs: None });
         let echoed = kept.as_ref().filter(|_| params.echo);
-        let count = |prompt: &PromptInfo| state.checkpoint.tokenizer.decode_all(&prompt.ids).chars().count();
+        let count = |prompt: &PromptInfo| state.model.text.checkpoint.tokenizer.decode_all(&prompt.ids).chars().count();
         let chars = first.map_or_else(|| echoed.map_or(0, count), |first| first.chars);
         let recording = state
             .options
             .recorder
             .as_ref()
             .map(|recorder| recorder.add(&request, first.and_then(|first| first.recording.as_ref())));
-        let stream = state.engine.submit(request).map_err(|e| {
+        let stream = state.model.engine.submit(request).map_err(|e| {
             if matches!(e, SubmitError::QueueFull { .. }) {
                 state.metrics.rejected(Rejection::QueueFull);
             }
@@ -104,10 +105,11 @@ impl Generation {
         if let Some(deadline) = params.deadline {
             stream.cancel_at(deadline.at);
         }
-        let record = state.metrics.request(params.choices.clone(), first.is_none(), prompt, max_tokens, stream.at());
+        let record =
+            state.model.metrics.request(params.choices.clone(), first.is_none(), prompt, max_tokens, stream.at());
         Ok(Self {
             stream: Some(stream),
-            tokenizer: state.checkpoint.tokenizer.clone(),
+            tokenizer: state.model.text.checkpoint.tokenizer.clone(),
             detokenizer: Detokenizer::new(params.show_special),
             scanner: StopScanner::new(&params.stop),
             stops: params.stop.clone(),
@@ -115,26 +117,29 @@ impl Generation {
             stop_token_ids: params.stop_token_ids.clone(),
             max_tokens,
             prompt_only: params.max_tokens == Some(0),
+            vector: None,
             min_tokens: params.min_tokens,
             counts: Counts { prompt, ..Counts::default() },
             prompt: kept,
             chars,
             deadline: params.deadline,
-            cutoff: state.lifecycle.cutoff(params.deadline),
+            cutoff: params.cutoff(&state.lifecycle),
             record,
             timed_from: params.include_metrics.then_some(params.received),
             report: None,
             tenant: params.tenant,
             outbox: params.outbox.clone(),
             _open: None,
+            adapter: params.adapter_use(state),
             reserved: None,
             recording,
+            _model: state.model.clone(),
         })
     }
 }
 
 /// Counts requests among the open ones of their tenant.
-fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenRequest>, ApiError> {
+fn enter(state: &ModelState, params: &Params, requests: usize) -> Result<Vec<OpenRequest>, ApiError> {
     state.quota.enter(params.tenant, requests).map_err(|message| {
         state.metrics.rejected(Rejection::RequestsPerKey);
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("rate_limit_exceeded")
@@ -143,7 +148,7 @@ fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenR
 
 /// Takes the tokens of the requests from the rate of their key: prompt tokens and maximum output tokens.
 fn reserve(
-    state: &AppState,
+    state: &ModelState,
     params: &Params,
     requests: &[GenerateRequest],
 ) -> Result<Option<(Reservation, Vec<Reservation>)>, ApiError> {

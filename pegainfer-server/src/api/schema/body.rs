@@ -20,6 +20,8 @@ pub struct Body<'a> {
     known: Vec<bool>,
     /// Paths of unknown fields inside known ones, such as `messages[].foo`.
     nested: Vec<String>,
+    /// Name of the field whose value this is; empty for the body of a request.
+    path: &'static str,
 }
 
 impl<'a> Body<'a> {
@@ -41,15 +43,39 @@ impl<'a> Body<'a> {
             distinct.map_err(|error| invalid_json(&truncate_for_error(name), &error))?;
         }
         fields.retain(|(_, value)| value.get() != "null");
+        Ok(Self::of(fields, ""))
+    }
+
+    fn of(fields: Vec<(Cow<'a, str>, &'a RawValue)>, path: &'static str) -> Self {
         let known = vec![false; fields.len()];
-        Ok(Self { fields, known, nested: Vec::new() })
+        Self { fields, known, nested: Vec::new(), path }
+    }
+
+    /// The object in a field, whose own fields are then parsed in parts; without fields if the field is absent. Errors
+    /// name the paths of its fields.
+    pub fn object(&mut self, name: &'static str) -> Result<Self, ApiError> {
+        let Some(at) = self.fields.iter().position(|(field, _)| field == name) else {
+            return Ok(Self::of(Vec::new(), name));
+        };
+        self.known[at] = true;
+        let value = self.fields[at].1.get();
+        let RawFields(mut fields) =
+            serde_json::from_str(value).map_err(|error| explain(name, &Track::new().path(), &error))?;
+        fields.retain(|(_, value)| value.get() != "null");
+        Ok(Self::of(fields, name))
+    }
+
+    /// The name of a field as the client sees it, with the path of this object.
+    pub fn full_name(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
     /// Parses one part of the request from its fields. Other fields are ignored.
     pub fn read<T: Deserialize<'a>>(&mut self) -> Result<T, ApiError> {
-        let nested = &mut self.nested;
+        let (nested, within) = (&mut self.nested, self.path);
         let mut ignore = |path: Path<'_>| {
-            let path = name_of(&path);
+            let name = name_of(&path);
+            let path = if within.is_empty() { name } else { format!("{within}.{name}") };
             if !nested.contains(&path) && nested.len() < MAX_NESTED {
                 nested.push(path);
             }
@@ -58,7 +84,7 @@ impl<'a> Body<'a> {
         let part = StructFields { fields: &self.fields, known: &mut self.known };
         let tracked = serde_path_to_error::Deserializer::new(part, &mut track);
         T::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignore))
-            .map_err(|error| explain(&track.path(), &error))
+            .map_err(|error| explain(within, &track.path(), &error))
     }
 
     /// True if the body has this field.

@@ -1,6 +1,5 @@
 //! Fields of `/v1/completions` only.
 
-use super::explain::SENTENCE;
 use super::generation::MAX_LOGPROBS;
 use super::numbers::{Int, TokenId};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -9,7 +8,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Maximum number of prompts of one request.
+/// Maximum number of prompts of a completion.
 const MAX_PROMPTS: usize = 256;
 /// The forms of a prompt, for errors.
 const FORMS: &str = "a string, a list of strings, a list of token ids, or a list of such lists";
@@ -26,16 +25,16 @@ pub struct CompletionFields {
     pub echo: Option<bool>,
 }
 
-/// Value of the `prompt` field. An empty list is a list of no texts.
+/// Value of the `prompt` field, at most `MAX` prompts. An empty list is a list of no texts.
 #[derive(Debug, Clone, PartialEq)]
-pub enum PromptInput {
+pub enum PromptInput<const MAX: usize = MAX_PROMPTS> {
     /// Texts.
     Texts(Vec<String>),
     /// Token ids.
     Ids(Vec<Vec<u32>>),
 }
 
-impl PromptInput {
+impl<const MAX: usize> PromptInput<MAX> {
     /// Number of prompts.
     pub fn count(&self) -> usize {
         match self {
@@ -45,30 +44,30 @@ impl PromptInput {
     }
 }
 
-impl<'de> Deserialize<'de> for PromptInput {
+impl<'de, const MAX: usize> Deserialize<'de> for PromptInput<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PromptVisitor)
+        deserializer.deserialize_any(PromptVisitor::<MAX>)
     }
 }
 
-struct PromptVisitor;
+struct PromptVisitor<const MAX: usize>;
 
-impl<'de> Visitor<'de> for PromptVisitor {
-    type Value = PromptInput;
+impl<'de, const MAX: usize> Visitor<'de> for PromptVisitor<MAX> {
+    type Value = PromptInput<MAX>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(FORMS)
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<PromptInput, E> {
+    fn visit_str<E>(self, text: &str) -> Result<PromptInput<MAX>, E> {
         Ok(PromptInput::Texts(vec![text.to_owned()]))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptInput, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptInput<MAX>, A::Error> {
         match list.next_element()? {
             None => Ok(PromptInput::Texts(Vec::new())),
-            Some(First::Text(first)) => prompts(first, &mut list).map(PromptInput::Texts),
-            Some(First::Ids(first)) => prompts(first, &mut list).map(PromptInput::Ids),
+            Some(First::Text(first)) => prompts(first, &mut list, MAX).map(PromptInput::Texts),
+            Some(First::Ids(first)) => prompts(first, &mut list, MAX).map(PromptInput::Ids),
             Some(First::Id(first)) => {
                 let mut ids = vec![first];
                 while let Some(TokenId(id)) = list.next_element()? {
@@ -80,8 +79,8 @@ impl<'de> Visitor<'de> for PromptVisitor {
     }
 }
 
-/// The first value of a list of prompts and all others, which have the same form.
-fn prompts<'de, T, A: SeqAccess<'de>>(first: T, list: &mut A) -> Result<Vec<T>, A::Error>
+/// The first value of a list of at most `max` prompts and all others, which have the same form.
+fn prompts<'de, T, A: SeqAccess<'de>>(first: T, list: &mut A, max: usize) -> Result<Vec<T>, A::Error>
 where
     First: Into<Option<T>>,
 {
@@ -89,15 +88,15 @@ where
     let mut count = 1;
     while let Some(next) = list.next_element::<First>()? {
         let Some(next) = next.into() else {
-            return Err(A::Error::custom(format!("{SENTENCE}prompt must be {FORMS}")));
+            return Err(A::Error::custom(format!("must be {FORMS}")));
         };
         count += 1;
-        if count <= MAX_PROMPTS {
+        if count <= max {
             all.push(next);
         }
     }
-    if count > MAX_PROMPTS {
-        return Err(A::Error::custom(format!("may hold at most {MAX_PROMPTS} prompts, got {count}")));
+    if count > max {
+        return Err(A::Error::custom(format!("may hold at most {max} prompts, got {count}")));
     }
     Ok(all)
 }
@@ -153,19 +152,19 @@ impl<'de> Deserialize<'de> for First {
     }
 }
 
-impl JsonSchema for PromptInput {
+impl<const MAX: usize> JsonSchema for PromptInput<MAX> {
     fn inline_schema() -> bool {
         true
     }
 
     fn schema_name() -> Cow<'static, str> {
-        "Prompt".into()
+        format!("Prompts{MAX}").into()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let (text, id) = (generator.subschema_for::<String>(), generator.subschema_for::<TokenId>());
         let list = |items: Schema| json_schema!({"type": "array", "items": items});
-        let prompts_of = |items: Schema| json_schema!({"type": "array", "items": items, "maxItems": MAX_PROMPTS});
+        let prompts_of = |items: Schema| json_schema!({"type": "array", "items": items, "maxItems": MAX});
         json_schema!({"anyOf": [text.clone(), prompts_of(text), list(id.clone()), prompts_of(list(id))]})
     }
 }

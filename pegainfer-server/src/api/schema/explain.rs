@@ -9,9 +9,10 @@ pub const OF_PARENT: char = '^';
 /// Marks an error that is a whole sentence, so that the path is not put before it.
 pub const SENTENCE: char = '=';
 
-/// The error about the value at `path`.
-pub fn explain(path: &Path, error: &serde_json::Error) -> ApiError {
-    let steps: Vec<&Segment> = path.iter().collect();
+/// The error about the value at `path` in the field `within`, or in the body if that is empty.
+pub fn explain(within: &str, path: &Path, error: &serde_json::Error) -> ApiError {
+    let within = (!within.is_empty()).then(|| Segment::Map { key: within.to_owned() });
+    let steps: Vec<&Segment> = within.iter().chain(path).collect();
     if error.is_syntax() {
         return invalid_json(&name(&steps), error);
     }

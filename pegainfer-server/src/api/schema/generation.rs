@@ -1,5 +1,6 @@
 //! Fields that completions and chats share: how much to generate, and what to report.
 
+use super::keep_alive::KeepAliveField;
 use super::numbers::{Count, Int};
 use super::values::{Object, Texts, names};
 use pegainfer_core::engine;
@@ -14,6 +15,9 @@ pub const MAX_LOGPROBS: i64 = engine::MAX_LOGPROBS as i64;
 pub struct GenerationFields {
     /// A served name; the first one by default.
     pub model: Option<String>,
+    /// How long the model stays in memory after its last request, if it is not pinned: seconds, or a text such as "5m";
+    /// 0 unloads it at once, -1 keeps it until others need its memory.
+    pub keep_alive: Option<KeepAliveField>,
     /// Send events as tokens are generated.
     pub stream: Option<bool>,
     /// Options of a stream; only allowed with "stream": true.

@@ -108,7 +108,7 @@ impl JsonSchema for TokenId {
 pub struct LogitBias(pub BTreeMap<u32, f32>);
 
 /// Maximum number of entries of a [`LogitBias`].
-const MAX_BIASES: usize = 1024;
+pub const MAX_BIASES: usize = 1024;
 
 impl<'de> Deserialize<'de> for LogitBias {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

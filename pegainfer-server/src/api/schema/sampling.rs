@@ -37,6 +37,9 @@ pub struct SamplingFields {
     pub allowed_token_ids: Option<Vec<TokenId>>,
     /// Strings that must not be generated, at most 128.
     pub bad_words: Option<Vec<Text>>,
+    /// The same as token ids, for gRPC; no field of JSON.
+    #[serde(skip)]
+    pub bad_words_token_ids: Vec<Vec<u32>>,
     /// Token ids that end the text, at most 128.
     pub stop_token_ids: Option<Vec<TokenId>>,
     /// Minimum number of tokens to generate.

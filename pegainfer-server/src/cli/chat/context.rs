@@ -11,38 +11,39 @@ const MAX_RESPONSE: usize = 1 << 28;
 /// An answer has at least this part of the context, or as much as it may have.
 const ANSWER_PART: usize = 4;
 
-/// The length of a tokenized conversation.
-#[derive(Deserialize)]
-struct Tokenized {
-    count: usize,
+/// The length of a tokenized conversation, and the context of its model.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Tokenized {
+    pub(super) count: usize,
+    pub(super) max_model_len: usize,
 }
 
 /// Prompt tokens of the conversation; `None` if it cannot be rendered, which the next request explains.
-pub(super) async fn used(server: &LocalServer, conversation: &Conversation) -> Result<Option<usize>> {
+pub(super) async fn used(server: &LocalServer, conversation: &Conversation) -> Result<Option<Tokenized>> {
     let response = server.post("/tokenize", conversation.to_tokenize()?).await?;
     if !response.status().is_success() {
         return Ok(None);
     }
     let body = to_bytes(response.into_body(), MAX_RESPONSE).await.context("the messages cannot be tokenized")?;
-    let tokenized: Tokenized = serde_json::from_slice(&body).context("the messages cannot be tokenized")?;
-    Ok(Some(tokenized.count))
+    serde_json::from_slice(&body).context("the messages cannot be tokenized").map(Some)
 }
 
-/// Drops the oldest turns until an answer to the last message fits. Returns true if it dropped any. If the last
-/// message is too long alone, it drops none, and the request is refused.
-pub(super) async fn drop_oldest_turns(server: &LocalServer, conversation: &mut Conversation) -> Result<bool> {
-    let context = server.limits.max_model_len;
-    let part = context / ANSWER_PART;
-    let answer = conversation.max_tokens().map_or(part, |tokens| tokens.get().min(part));
+/// Drops the oldest turns until an answer to the last message fits. Returns the context's tokens if it dropped any. If the
+/// last message is too long alone, it drops none, and the request is refused.
+pub(super) async fn drop_oldest_turns(server: &LocalServer, conversation: &mut Conversation) -> Result<Option<usize>> {
     let (mut shorter, mut dropped) = (conversation.clone(), false);
     loop {
-        let Some(used) = used(server, &shorter).await? else { return Ok(false) };
+        let Some(Tokenized { count: used, max_model_len: context }) = used(server, &shorter).await? else {
+            return Ok(None);
+        };
+        let part = context / ANSWER_PART;
+        let answer = conversation.max_tokens().map_or(part, |tokens| tokens.get().min(part));
         if used + answer <= context || !shorter.drop_oldest() {
             let fits = dropped && used < context;
             if fits {
                 *conversation = shorter;
             }
-            return Ok(fits);
+            return Ok(fits.then_some(context));
         }
         dropped = true;
     }

@@ -14,6 +14,8 @@ struct Message {
 
 #[derive(Serialize)]
 struct Request<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<&'a str>,
     messages: Vec<&'a Message>,
     stream: bool,
     stream_options: Value,
@@ -24,6 +26,8 @@ struct Request<'a> {
 /// The messages so far.
 #[derive(Clone)]
 pub(super) struct Conversation {
+    /// Name of the model that answers; `None` for the first one.
+    pub(super) model: Option<String>,
     system: Option<Message>,
     messages: Vec<Message>,
     /// Fields of the requests, changed by `/set`.
@@ -35,7 +39,7 @@ pub(super) struct Conversation {
 impl Conversation {
     pub(super) fn new(system: Option<String>, generation: &Generation) -> Self {
         let settings = settings::from_flags(generation);
-        let mut conversation = Self { system: None, messages: Vec::new(), settings, is_told_full: false };
+        let mut conversation = Self { model: None, system: None, messages: Vec::new(), settings, is_told_full: false };
         conversation.set_system(system.unwrap_or_default());
         conversation
     }
@@ -85,7 +89,8 @@ impl Conversation {
     /// Body of a streamed chat completion.
     pub(super) fn request(&self) -> serde_json::Result<Vec<u8>> {
         let stream_options = json!({"include_usage": true});
-        serde_json::to_vec(&Request { messages: self.all(), stream: true, stream_options, settings: &self.settings })
+        let (model, messages) = (self.model.as_deref(), self.all());
+        serde_json::to_vec(&Request { model, messages, stream: true, stream_options, settings: &self.settings })
     }
 
     /// Body of a request that counts the tokens of the conversation.
@@ -94,6 +99,7 @@ impl Conversation {
             self.settings.get("reasoning_effort").map(|effort| ("reasoning_effort".to_owned(), effort.clone()));
         let mut body: Settings = effort.into_iter().collect();
         body.insert("messages".to_owned(), json!(self.all()));
+        body.extend(self.model.as_ref().map(|model| ("model".to_owned(), json!(model))));
         serde_json::to_vec(&body)
     }
 
@@ -131,7 +137,10 @@ mod tests {
         conversation.ask("d");
         assert_eq!(body(&conversation)["messages"], json!([message("system", "Be brief."), message("user", "d")]));
         conversation.set_system(String::new());
+        conversation.model = Some("small".to_owned());
         conversation.ask("e");
+        let tokenized: Value = serde_json::from_slice(&conversation.to_tokenize().unwrap()).unwrap();
+        assert_eq!((&body(&conversation)["model"], &tokenized["model"]), (&json!("small"), &json!("small")));
         assert_eq!(body(&conversation)["messages"], json!([message("user", "e")]));
     }
 

@@ -14,11 +14,12 @@ use std::path::PathBuf;
 const PROMPT: &str = "> ";
 /// Encloses a message of several lines.
 const QUOTES: &str = "\"\"\"";
-const COMMANDS: [&str; 7] = ["/exit", "/help", "/reset", "/save ", "/set ", "/stats", "/system "];
+const COMMANDS: [&str; 8] = ["/exit", "/help", "/model ", "/reset", "/save ", "/set ", "/stats", "/system "];
 
 pub(super) const HELP: &str = "\
 /system TEXT  restart with this system message; without a text, with none
 /reset        restart
+/model NAME   ask this model from now on; without NAME, list them
 /set NAME X   set temperature, top_p or another sampling field; without X, to its default; without NAME, list them
 /stats        tokens, tokens a second, and how full the context is
 /save FILE    write the conversation as JSON, which the web UI imports
@@ -33,6 +34,7 @@ pub(super) enum InputLine {
     Nothing,
     Message(String),
     System(String),
+    Model(String),
     Reset,
     Set(String),
     Stats,
@@ -55,6 +57,7 @@ impl InputLine {
         let (command, rest) = text.split_once(char::is_whitespace).unwrap_or((&text, ""));
         match command {
             "/system" => Self::System(rest.trim().to_owned()),
+            "/model" => Self::Model(rest.trim().to_owned()),
             "/reset" => Self::Reset,
             "/set" => Self::Set(rest.trim().to_owned()),
             "/stats" => Self::Stats,
@@ -210,6 +213,7 @@ mod tests {
         assert_eq!(InputLine::parse(" /reset "), InputLine::Reset);
         assert_eq!(InputLine::parse("/system  Be brief. "), InputLine::System("Be brief.".into()));
         assert_eq!(InputLine::parse("/system"), InputLine::System(String::new()));
+        assert_eq!(InputLine::parse("/model org/small"), InputLine::Model("org/small".into()));
         assert_eq!(InputLine::parse("/nonsense x"), InputLine::Unknown("/nonsense".into()));
         assert_eq!(InputLine::parse("/etc/hosts has what?"), InputLine::Message("/etc/hosts has what?".into()));
         assert_eq!(InputLine::parse("/set top_k 5"), InputLine::Set("top_k 5".into()));

@@ -4,7 +4,8 @@
 //! - [`input`]: the user's input: messages of several lines, commands, the history file.
 //! - [`conversation`]: messages so far, and the request for the next one. [`settings`]: its generation parameters.
 //!   [`context`]: drops the oldest turns when the context is full.
-//! - [`answer`]: runs a request and reads its stream. [`screen`]: prints it, in lines broken by [`wrap`]. [`stats`]:
+//! - [`answer`]: runs a request and reads its stream. [`screen`]: prints it, styled by [`markdown`], in lines
+//!   broken by [`wrap`]. [`stats`]:
 //!   tokens and times.
 
 mod answer;
@@ -12,6 +13,7 @@ mod context;
 mod conversation;
 mod generation;
 mod input;
+mod markdown;
 mod screen;
 mod settings;
 mod stats;
@@ -19,8 +21,10 @@ mod wrap;
 
 use crate::app::Options;
 use crate::cli::local_server::{LoadedModel, LocalServer, async_runtime};
+use crate::cli::on_demand::OnDemandArgs;
+use crate::cli::piped::standard_input;
 use answer::Outcome;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use conversation::Conversation;
 use generation::Generation;
@@ -29,16 +33,17 @@ use pegainfer_models::args::EngineArgs;
 use screen::Screen;
 use stats::Stats;
 use std::fs::File;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Maximum bytes of a message that comes from a pipe.
-const MAX_PIPED: u64 = 8 << 20;
+/// Prompts that the bundled model was trained for.
+const EXAMPLES: &str =
+    "This is a tiny model. Try: What is the capital of France?  Or: Tell me a story about a girl named Lily.";
 
 /// Examples for the help text.
 pub const USE: &str = "\
-In a terminal, /system TEXT restarts with a system message, /reset restarts, /help lists the commands, and /exit or Ctrl-D \
+In a terminal, /model NAME asks another model of --models, /system TEXT restarts with a system message, /reset restarts, /help lists the commands, and /exit or Ctrl-D \
 leaves. Ctrl-C stops an answer. Put a message of several lines between triple quotes, or end each line but the last one with a \
 backslash. Piped input is one message, and only its answer is printed.";
 
@@ -52,6 +57,9 @@ pub struct ChatArgs {
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Flags for several models.
+    #[command(flatten)]
+    pub on_demand: OnDemandArgs,
     /// System message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
@@ -69,12 +77,17 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     engine.model_path = args.model.clone().or(engine.model_path);
     // A chat is one sequence, so the KV cache of one conversation is enough.
     engine.max_num_seqs.get_or_insert(NonZeroUsize::MIN);
-    let server = LocalServer::new(LoadedModel::load(&engine)?, Vec::new(), Options::default());
-    let conversation = Conversation::new(args.system.clone(), &args.generation);
     let runtime = async_runtime()?;
+    let server = if args.on_demand.is_used() && engine.model_path.is_none() {
+        let specs = args.on_demand.specs(&engine, runtime.handle())?;
+        LocalServer::on_demand(specs, args.on_demand.limits(&engine)?, Options::default(), &runtime)?
+    } else {
+        LocalServer::new(LoadedModel::load(&engine)?, Vec::new(), Options::default())
+    };
+    let conversation = Conversation::new(args.system.clone(), &args.generation);
     let done = if std::io::stdin().is_terminal() {
         let input = Input::open(args.history.clone())?;
-        runtime.block_on(converse(&server, conversation, input))
+        runtime.block_on(converse(&server, conversation, input, engine.model_path.is_none()))
     } else {
         runtime.block_on(answer_pipe(&server, conversation))
     };
@@ -84,12 +97,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
 
 /// Answers the text from the pipe as one message.
 async fn answer_pipe(server: &LocalServer, mut conversation: Conversation) -> Result<()> {
-    let mut bytes = Vec::new();
-    std::io::stdin().take(MAX_PIPED + 1).read_to_end(&mut bytes).context("standard input cannot be read")?;
-    ensure!(bytes.len() as u64 <= MAX_PIPED, "standard input has more than {MAX_PIPED} bytes");
-    let text = String::from_utf8(bytes).context("standard input is not UTF-8")?;
-    ensure!(!text.trim().is_empty(), "standard input is empty: pipe a message into this command");
-    conversation.ask(text.trim_end());
+    conversation.ask(&standard_input("pipe a message into this command")?);
     let mut screen = Screen::stdout();
     match answer::run(server, &conversation, &mut screen).await? {
         Outcome::Answered { .. } => Ok(()),
@@ -106,10 +114,13 @@ struct Dialogue<'a> {
 }
 
 /// Runs the dialogue until the user leaves.
-async fn converse(server: &LocalServer, conversation: Conversation, mut input: Input) -> Result<()> {
+async fn converse(server: &LocalServer, conversation: Conversation, mut input: Input, is_bundled: bool) -> Result<()> {
     let mut dialogue = Dialogue { server, conversation, screen: Screen::stdout(), stats: Stats::default() };
     let screen = &mut dialogue.screen;
     screen.note(&format!("{}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves", server.name))?;
+    if is_bundled {
+        screen.note(EXAMPLES)?;
+    }
     while let Some(line) = input.read()? {
         match line {
             InputLine::Exit => break,
@@ -138,10 +149,12 @@ impl Dialogue<'_> {
                 self.conversation.set_system(text);
                 "the conversation restarts with this system message".to_owned()
             }
+            InputLine::Model(name) => self.choose(name),
             InputLine::Set(text) => settings::set(&mut self.conversation.settings, &text),
             InputLine::Stats => {
-                let used = context::used(self.server, &self.conversation).await?.unwrap_or(0);
-                self.stats.text(used, self.server.limits.max_model_len)
+                let used = context::used(self.server, &self.conversation).await?;
+                let limit = used.map_or(self.server.limits.max_model_len, |used| used.max_model_len);
+                self.stats.text(used.map_or(0, |used| used.count), limit)
             }
             InputLine::Save(file) if file.is_empty() => "name a file, such as /save chat.json".to_owned(),
             InputLine::Save(file) => match save(&self.conversation, &file) {
@@ -152,14 +165,27 @@ impl Dialogue<'_> {
         }))
     }
 
+    /// Lets another model answer from now on. Returns what to tell the user.
+    fn choose(&mut self, name: String) -> String {
+        let (names, current) = (&self.server.names, self.conversation.model.as_ref().unwrap_or(&self.server.name));
+        if name.is_empty() {
+            format!("{current} answers; there are {}", names.join(", "))
+        } else if names.contains(&name) {
+            let note = format!("{name} answers from now on");
+            self.conversation.model = Some(name);
+            note
+        } else {
+            format!("error: there is no model {name}, only {}", names.join(", "))
+        }
+    }
+
     /// Sends a message and prints the answer.
     async fn ask(&mut self, text: &str) -> Result<()> {
         let Self { server, conversation, screen, stats } = self;
         conversation.ask(text);
-        if context::drop_oldest_turns(server, conversation).await?
+        if let Some(tokens) = context::drop_oldest_turns(server, conversation).await?
             && !std::mem::replace(&mut conversation.is_told_full, true)
         {
-            let tokens = server.limits.max_model_len;
             screen.note(&format!(
                 "the context of {tokens} tokens is full: the oldest messages are no longer sent; /reset restarts"
             ))?;

@@ -1,10 +1,13 @@
-//! Prints answers. On a terminal, lines are wrapped at words and reasoning is dimmed; elsewhere it is left out.
+//! Prints answers. On a terminal, lines are wrapped at words, Markdown is styled and reasoning is dimmed; elsewhere the answer is
+//! printed as it is, without its reasoning.
 
+use super::markdown::{self, Markdown};
 use super::wrap::Wrap;
 use anyhow::Result;
 use pegainfer_terminal::printable::printable;
 use pegainfer_terminal::stderr;
 use pegainfer_terminal::stdout::{print, print_exact, print_style};
+use std::ffi::OsString;
 use std::io::IsTerminal;
 
 const DIM: &str = "\x1b[2m";
@@ -17,13 +20,17 @@ pub(super) struct Screen {
     is_dim: bool,
     /// True if the cursor is at the start of a line.
     at_start: bool,
+    /// The open text of a terminal with styles.
+    markdown: Option<Markdown>,
     /// The open line of a terminal.
     wrap: Wrap,
 }
 
 impl Screen {
     pub(super) fn stdout() -> Self {
-        Self { is_terminal: std::io::stdout().is_terminal(), is_dim: false, at_start: true, wrap: Wrap::default() }
+        let is_terminal = std::io::stdout().is_terminal();
+        let markdown = (is_terminal && has_styles(|name| std::env::var_os(name))).then(Markdown::default);
+        Self { is_terminal, is_dim: false, at_start: true, markdown, wrap: Wrap::default() }
     }
 
     /// Prints the next part of the reasoning.
@@ -44,7 +51,15 @@ impl Screen {
             return Ok(());
         }
         self.end_reasoning()?;
-        self.put(text)
+        match &mut self.markdown {
+            // Escaped first, so that a mark can only be the program's.
+            Some(markdown) => {
+                let styled = markdown.push(&printable(text));
+                let lines = self.wrap.push(&styled, width());
+                self.show(&lines)
+            }
+            None => self.put(text),
+        }
     }
 
     /// Ends an answer, with an optional remark.
@@ -82,7 +97,9 @@ impl Screen {
     }
 
     fn end_line(&mut self) -> Result<()> {
-        let rest = std::mem::take(&mut self.wrap).finish(width());
+        let held = self.markdown.as_mut().map(Markdown::finish).unwrap_or_default();
+        let mut rest = self.wrap.push(&held, width());
+        rest += &std::mem::take(&mut self.wrap).finish(width());
         self.show(&rest)?;
         if std::mem::replace(&mut self.at_start, true) { Ok(()) } else { print("\n") }
     }
@@ -102,9 +119,25 @@ impl Screen {
         if text.is_empty() {
             return Ok(());
         }
-        self.at_start = text.ends_with('\n');
-        print_exact(text)
+        if self.markdown.is_none() {
+            self.at_start = text.ends_with('\n');
+            return print_exact(text);
+        }
+        for part in text.split_inclusive(|c| markdown::sequence(c).is_some()) {
+            let mark = part.chars().next_back().and_then(markdown::sequence);
+            // Each mark is one byte.
+            let shown = if mark.is_some() { &part[..part.len() - 1] } else { part };
+            self.at_start = if shown.is_empty() { self.at_start } else { shown.ends_with('\n') };
+            print(shown)?;
+            mark.map_or(Ok(()), print_style)?;
+        }
+        Ok(())
     }
+}
+
+/// True if the terminal shows styles and the user wants them: <https://no-color.org>.
+fn has_styles(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    variable("NO_COLOR").is_none_or(|value| value.is_empty()) && variable("TERM").is_none_or(|value| value != "dumb")
 }
 
 /// Columns of the terminal.
@@ -118,4 +151,16 @@ fn width() -> usize {
 #[cfg(not(unix))]
 fn width() -> usize {
     usize::MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn styles_can_be_refused() {
+        let with = |set: &str, value: &str| has_styles(|name| (name == set).then(|| value.into()));
+        assert!(with("TERM", "xterm-256color") && with("NO_COLOR", ""));
+        assert!(!with("TERM", "dumb") && !with("NO_COLOR", "1"));
+    }
 }

@@ -1,11 +1,13 @@
-//! `pegainfer doctor`: finds the GPU and compares every op on it with its reference kernel: alone, overlapped with its
-//! neighbours, and replayed in a CUDA graph. With `--ledger`: compares step times with a ledger.
+//! `pegainfer doctor`: reports what the machine has. Where a GPU is, compares every op on it with its reference kernel:
+//! alone, overlapped with its neighbours, and replayed in a CUDA graph. With `--ledger`: compares step times with a
+//! ledger.
 
 mod ledger_check;
+mod machine;
 mod models;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, Parser};
 use models::{Model, StepShape, steps};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
@@ -13,6 +15,7 @@ use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::weights::format_of;
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::cuda;
+use pegainfer_models::args::EngineArgs;
 use pegainfer_models::model_path;
 use pegainfer_terminal::stdout::print;
 use std::collections::HashSet;
@@ -44,30 +47,60 @@ pub struct DoctorArgs {
     /// DeepSeek-V4-Flash]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
-    /// Index of the GPU, counted from 0
-    #[arg(long, default_value_t = 0)]
-    pub gpu: usize,
+    /// Index of the GPU, counted from 0 [default: 0, if there is one]
+    #[arg(long)]
+    pub gpu: Option<usize>,
+    /// Also ask the Hugging Face hub whether it can be reached
+    #[arg(long)]
+    pub hub: bool,
+    /// Port to look at
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
     /// Instead of the ops, check the time of a dozen steps against this ledger, with its engine flags; missing weights
     /// are replaced by random ones
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
 }
 
+/// The engine's flags, for their defaults.
+#[derive(Parser)]
+struct Defaults {
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
 /// Runs the command.
 pub fn run(args: &DoctorArgs) -> Result<()> {
     if let Some(file) = &args.ledger {
-        return ledger_check::run(file, args.model_path.as_deref(), args.gpu);
+        return ledger_check::run(file, args.model_path.as_deref(), args.gpu.unwrap_or(0));
     }
-    print(&format!("build: {}\n", if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" }))?;
-    cuda::available().map_err(anyhow::Error::msg)?;
-    let mut gpu = cuda::open(args.gpu, None)?;
+    let build = if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" };
+    print(&format!("build: pegainfer {}, {build}\n", env!("CARGO_PKG_VERSION")))?;
+    let findings = machine::findings(&Defaults::try_parse_from(["doctor"])?.engine, args.port, args.hub);
+    for finding in &findings {
+        print(&finding.line())?;
+    }
+    match cuda::available() {
+        Ok(_) => check_ops(args, args.gpu.unwrap_or(0))?,
+        // To ask for a GPU's check is to expect one.
+        Err(why) if args.gpu.is_some() || args.model_path.is_some() => bail!("no op was checked: {why}"),
+        Err(why) => print(&format!("GPU: none is used: {why}\n"))?,
+    }
+    let problems = findings.iter().filter(|finding| finding.is_problem()).count();
+    ensure!(problems == 0, "the report names {problems} problem{}", if problems == 1 { "" } else { "s" });
+    print("ok\n")
+}
+
+/// Compares every op on GPU `ordinal` with its reference kernel.
+fn check_ops(args: &DoctorArgs, ordinal: usize) -> Result<()> {
+    let mut gpu = cuda::open(ordinal, None)?;
     gpu.set_activations(steps::ACTIVATIONS);
     let info = gpu.gpu()?.info()?;
     print(&format!(
         "driver: speaks CUDA {}.{}\nGPU {}: {}, compute capability {}.{}, {} multiprocessors, {:.1} GB, {:.1} GB free\n",
         info.driver / 1000,
         info.driver % 1000 / 10,
-        args.gpu,
+        ordinal,
         info.name,
         info.capability.0,
         info.capability.1,

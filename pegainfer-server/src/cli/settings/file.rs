@@ -1,7 +1,8 @@
 //! The configuration file: a TOML table with the long names of flags as keys.
 
-use super::names::{known_flags, nearest};
-use clap::Command;
+use super::added::Added;
+use super::names::{is_setting, known_flags, nearest};
+use clap::{Command, Parser};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use toml::{Table, Value};
@@ -15,11 +16,34 @@ pub(super) struct ConfigFile {
 impl ConfigFile {
     /// Where a flag is set, and its values as they are written on a command line.
     pub(super) fn values(&self, long: &str) -> Option<(String, Vec<OsString>)> {
-        let values = match self.table.get(long)? {
-            Value::Array(values) => values.iter().map(text).collect(),
-            value => vec![text(value)],
+        Some((format!("{}: {long}", self.path.display()), values(self.table.get(long)?)))
+    }
+}
+
+/// The flags of a table that has only keys of the command `P`. `shown` names the table in errors.
+pub fn parse_table<P: Parser>(table: &Table, shown: &str) -> Result<P, String> {
+    let command = P::command();
+    let mut added = Vec::new();
+    for (key, value) in table {
+        let arg = command.get_arguments().find(|arg| is_setting(arg) && arg.get_long() == Some(key));
+        let Some(arg) = arg else {
+            let known = known_flags(&command);
+            let near = nearest(key, &known).map_or_else(String::new, |name| format!("; did you mean {name}?"));
+            return Err(format!("{shown}: {key} is not a setting of a model{near}"));
         };
-        Some((format!("{}: {long}", self.path.display()), values))
+        added.push(Added::new(arg, key, format!("{shown}: {key}"), &values(value))?);
+    }
+    P::try_parse_from(added.iter().flat_map(|added| &added.args)).map_err(|error| {
+        let sentence = added.iter().find_map(|added| added.explain(&error));
+        sentence.unwrap_or_else(|| format!("{shown}: {}", error.to_string().trim_start_matches("error: ").trim()))
+    })
+}
+
+/// A value, or the values of a list, as they are written on a command line.
+fn values(value: &Value) -> Vec<OsString> {
+    match value {
+        Value::Array(values) => values.iter().map(text).collect(),
+        value => vec![text(value)],
     }
 }
 
@@ -44,6 +68,9 @@ pub(super) fn read(path: PathBuf, root: &Command) -> Result<ConfigFile, String> 
     })?;
     let mut known = known_flags(root);
     known.remove("config");
+    if let Some((section, _)) = table.iter().find(|(key, value)| value.is_table() && !known.contains(*key)) {
+        return Err(format!("{shown}: the file has no sections such as [{section}]: write each setting without one"));
+    }
     match table.keys().find(|key| !known.contains(*key)) {
         Some(key) => Err(match nearest(key, &known) {
             Some(name) => format!("{shown}: {key} is not a known setting; did you mean {name}?"),

@@ -8,13 +8,14 @@ use std::ffi::OsString;
 const SIMILAR: f64 = 0.75;
 
 /// Variables that other parts of PegaInfer read at build time or at run time. No flag may have one of these names.
-pub const OTHER_VARIABLES: [&str; 9] = [
+pub const OTHER_VARIABLES: [&str; 10] = [
     "PEGAINFER_BLASLT",
     "PEGAINFER_CHECK_OVERLAP",
     "PEGAINFER_CUDA",
     "PEGAINFER_CUDA_SM",
     "PEGAINFER_FEATURES",
     "PEGAINFER_FORCE_SM",
+    "PEGAINFER_HUB_API",
     "PEGAINFER_HUB_PLAIN_HTTP",
     "PEGAINFER_STEP_TIMES",
     "PEGAINFER_TRITON_PYTHON",

@@ -1,6 +1,7 @@
 use super::*;
-use crate::cli::{Cli, Command as Selected, serve::ServeArgs};
+use crate::cli::{Cli, Command as Selected, serve_args::ServeArgs};
 use clap::CommandFactory;
+use clap::error::ErrorKind;
 use pegainfer_models::args::LogFormat;
 use pegainfer_testing::TempDir;
 use std::path::Path;
@@ -88,7 +89,7 @@ fn variables_set_flags_of_every_command() {
     assert_eq!(plan.batch.get(), 7);
     let args = ["generate", "--temperature", "0", "--", "--prompt"];
     let Ok(Selected::Generate(generate)) = parse_with(&args, &[("PEGAINFER_SEED", "5")]) else { panic!() };
-    assert_eq!((generate.seed, generate.prompt.as_str()), (Some(5), "--prompt"));
+    assert_eq!((generate.seed, generate.prompt.as_deref()), (Some(5), Some("--prompt")));
     let keys = serve(&[], &[("PEGAINFER_API_KEY", "sk-1")]).http.api_key;
     assert_eq!(keys.len(), 1);
 }
@@ -148,7 +149,7 @@ fn what_is_wrong_with_a_file_is_one_sentence_with_the_key() {
         ("speculative-config = { method = \"mtp\" }", "speculative-config has the invalid value"),
         ("drain-timeout = -1", "drain-timeout has the invalid value \"-1\": \"-1\" is not a number of seconds"),
         ("log-format = \"yaml\"", "log-format has the invalid value \"yaml\": use text or json"),
-        ("[serve]\nport = 1", "serve is not a known setting"),
+        ("[serve]\nport = 1", "the file has no sections such as [serve]: write each setting without one"),
         ("port 1", "line 1 is not valid TOML: "),
         ("port = 1\nport = 2", "line 2 is not valid TOML: duplicate key"),
     ] {

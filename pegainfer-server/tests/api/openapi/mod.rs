@@ -3,9 +3,10 @@
 
 mod schema;
 
-use crate::support::TestServer;
 use crate::support::client::{Response, get, post, post_ok, send, with};
 use crate::support::mock::MockEngine;
+use crate::support::{Setup, TestServer};
+use pegainfer_models::args::TaskArg;
 use pegainfer_server::app::Options;
 use schema::Document;
 use serde_json::{Value, json};
@@ -120,34 +121,66 @@ impl Document {
     }
 }
 
+/// Servers of a model with each task.
+struct Servers {
+    text: TestServer,
+    vectors: TestServer,
+    scores: TestServer,
+}
+
+impl Servers {
+    fn start(options: impl Fn() -> Options) -> Self {
+        let server = |task| {
+            TestServer::start(MockEngine::replying("x").0, Setup { options: options(), task, ..Setup::default() })
+        };
+        Self { text: server(TaskArg::Auto), vectors: server(TaskArg::Embed), scores: server(TaskArg::Rerank) }
+    }
+
+    /// The one whose model has the task of an endpoint.
+    fn of(&self, path: &str) -> &TestServer {
+        match path {
+            "/v1/embeddings" | "/v1/score" => &self.vectors,
+            "/v1/rerank" => &self.scores,
+            _ => &self.text,
+        }
+    }
+}
+
+/// False for endpoints of adapters, which this server does not have.
+fn needs_no_adapters(methods: &Value) -> bool {
+    methods["post"]["tags"] != json!(["adapters"])
+}
+
 fn ignored(response: &Response) -> Vec<&str> {
     response.header("x-ignored-fields").unwrap_or_default().split(", ").collect()
 }
 
 #[test]
 fn every_path_is_served() {
-    let server = TestServer::with(MockEngine::replying("x").0, Options { admin_local: true, ..Options::default() });
-    let document = get(server.address, "/openapi.json").json();
+    let servers = Servers::start(|| Options { admin_local: true, ..Options::default() });
+    let document = get(servers.text.address, "/openapi.json").json();
     assert_eq!(document["openapi"], "3.1.0");
     for (path, methods) in document["paths"].as_object().unwrap() {
         let path = path.replace("{name}", "tiny");
         if methods.get("get").is_some() {
-            assert_eq!(get(server.address, &path).status, 200, "{path}");
+            assert_eq!(get(servers.text.address, &path).status, 200, "{path}");
         }
-        let Some(body) = methods["post"].get("requestBody") else { continue };
-        post_ok(server.address, &path, &body["content"]["application/json"]["example"]);
+        let Some(body) = methods["post"].get("requestBody").filter(|_| needs_no_adapters(methods)) else { continue };
+        post_ok(servers.of(&path).address, &path, &body["content"]["application/json"]["example"]);
     }
 }
 
 #[test]
 fn documented_fields_are_known_and_others_are_reported() {
-    let mut options = Options::default();
-    options.limits.allow_priority = true;
-    let server = TestServer::with(MockEngine::replying("x").0, options);
-    let document = Document(get(server.address, "/openapi.json").json());
+    let servers = Servers::start(|| {
+        let mut options = Options::default();
+        options.limits.allow_priority = true;
+        options
+    });
+    let document = Document(get(servers.text.address, "/openapi.json").json());
     let (mut fields, mut failures) = (0, vec![]);
     for (path, methods) in document.0["paths"].as_object().unwrap() {
-        let Some(body) = methods["post"].get("requestBody") else { continue };
+        let Some(body) = methods["post"].get("requestBody").filter(|_| needs_no_adapters(methods)) else { continue };
         let content = &body["content"]["application/json"];
         let put = |object: Value| {
             let mut body = content["example"].clone();
@@ -155,6 +188,10 @@ fn documented_fields_are_known_and_others_are_reported() {
             let text = ["model", "prompt", "add_special_tokens", "return_token_strs", UNDOCUMENTED];
             if path == "/tokenize" && !text.iter().any(|name| object.get(name).is_some()) {
                 body = json!({"messages": [{"role": "user", "content": "x"}]});
+            }
+            // Documents under one of their names.
+            if path == "/v1/rerank" && object.get("texts").is_some() {
+                body = json!({"query": "x"});
             }
             for (name, value) in object.as_object().unwrap() {
                 for (name, value) in document.companions(name, &content["schema"]["properties"]).as_object().unwrap() {
@@ -165,7 +202,7 @@ fn documented_fields_are_known_and_others_are_reported() {
             body
         };
         let visit = &mut |field: String, documented: bool, body: Value| {
-            let response = post(server.address, path, &body);
+            let response = post(servers.of(path).address, path, &body);
             let (status, reported) = (response.status, ignored(&response).contains(&field.as_str()));
             let message = response.text();
             let has_effect = documented && !WITHOUT_EFFECT.contains(&format!("{path} {field}").as_str());
@@ -226,6 +263,23 @@ fn telling_bodies() -> Vec<(&'static str, Value)> {
         ("/v1/messages/count_tokens", json!({"messages": messages})),
         ("/tokenize", json!({"prompt": "a b", "return_token_strs": true})),
         ("/detokenize", json!({"tokens": [1, 2]})),
+        (
+            "/v1/completions/render",
+            json!({"prompt": ["a", "b"], "logit_bias": {"1": 2}, "allowed_token_ids": [1], "stream": true,
+            "stream_options": options, "structured_outputs": {"regex": "a"}, "seed": 1, "cache_salt": "s"}),
+        ),
+        ("/v1/chat/completions/render", json!({"messages": messages, "logprobs": true, "prompt_logprobs": 1})),
+        (
+            "/inference/v1/generate",
+            json!({"token_ids": [1, 2], "output_mode": "text", "return_token_ids": true, "stream_options": options,
+            "sampling_params": {"n": 2, "logprobs": 2}}),
+        ),
+        ("/inference/v1/generate", json!({"token_ids": [1, 2], "sampling_params": {"prompt_logprobs": 1}})),
+        ("/v1/embeddings", json!({"input": ["a", "b"]})),
+        ("/v1/embeddings", json!({"input": "a", "encoding_format": "base64"})),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b", {"text": "c"}]})),
+        ("/v1/rerank", json!({"query": "a", "texts": ["b"], "return_text": true})),
+        ("/v1/score", json!({"text_1": "a", "text_2": ["b", "c"]})),
     ]
 }
 
@@ -241,12 +295,18 @@ fn responses_fit_their_schemas() {
     let reply = "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n\
         {\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
     let server = TestServer::with(MockEngine::replying(reply).0, Options::default());
+    let others = Servers::start(Options::default);
     let document = Document(get(server.address, "/openapi.json").json());
     let (mut failures, mut kinds) = (vec![], BTreeSet::new());
     let mut check = |path: &str, schema: &Value, value: &Value| {
         failures.extend(document.check(schema, value, path).err());
     };
     for (path, body) in telling_bodies() {
+        let server = if path.starts_with("/v1/embeddings") || path.contains("rank") || path.ends_with("score") {
+            others.of(path)
+        } else {
+            &server
+        };
         let described = &document.0["paths"][path]["post"]["responses"];
         let content = &described["200"]["content"];
         let mut plain = body.clone();
@@ -256,12 +316,12 @@ fn responses_fit_their_schemas() {
         assert_eq!(error.status, 400, "{path}");
         check(path, &described["400"]["content"]["application/json"]["schema"], &error.json());
         let schema = &content["text/event-stream"]["x-itemSchema"];
-        for event in if schema.is_object() { stream(&server, path, &body) } else { vec![] } {
+        for event in if schema.is_object() { stream(server, path, &body) } else { vec![] } {
             check(path, schema, &event);
             kinds.extend([&event["type"], &event["object"]].into_iter().filter_map(Value::as_str).map(str::to_owned));
         }
     }
-    for (path, headers) in ["/v1/models", "/v1/models/tiny", "/load", "/version"]
+    for (path, headers) in ["/v1/models", "/v1/models/tiny", "/load", "/loads", "/kv_event_sources", "/version"]
         .into_iter()
         .flat_map(|path| [(path, vec![]), (path, vec![("anthropic-version", "2023-06-01")])])
     {

@@ -83,7 +83,7 @@ impl Layer {
             input_norm: loader.vector(name("input_layernorm"), hidden)?,
             qkv: load_projection(loader, quantization, &name("self_attn.qkv_proj"), &projections, hidden)?,
             o: load_projection(loader, quantization, &o[0].name, &o, config.shape.q_width())?,
-            mlp: Mlp::load(loader, &prefix, (post_norm, false), &config.decoder(), quantization)?,
+            mlp: Mlp::load(loader, &prefix, (post_norm, None), &config.decoder(), quantization)?,
         })
     }
 }
@@ -183,7 +183,7 @@ impl Model for Minimal {
             ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, out)?;
             let next = weights.layers.get(i + 1).map(|next| (&next.input_norm, Some(&next.qkv)));
             let next = next.unwrap_or((&weights.norm, None));
-            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, next, eps, *communicator)?;
+            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, next, eps, (*communicator, None))?;
         }
         if step.samples_every_token() {
             return Ok(());

@@ -39,11 +39,11 @@ pub fn format(record: &OpRecord) -> Option<GroupFormat> {
 impl Model {
     /// The GEMMs of a small model with weights of each format: every kernel for it runs.
     pub fn small_groups() -> Self {
-        Self { more_steps: &FP8_STEPS, ..Self::qwen3_groups(small_qwen3()) }
+        Self { more_steps: &FP8_STEPS, ..Self::qwen3_groups(small_qwen3(), usize::MAX) }
     }
 
-    /// The GEMMs of a model with weights of each format that has a row's columns.
-    pub(super) fn qwen3_groups(config: Config) -> Self {
+    /// The GEMMs of a model with weights of each format that has a row's columns, in steps of up to `most_tokens`.
+    pub(super) fn qwen3_groups(config: Config, most_tokens: usize) -> Self {
         let columns = [config.hidden_size, config.shape.heads * config.shape.head_dim, config.intermediate_size];
         let fits = |format: &GroupFormat| columns.iter().all(|k| format.check(*k).is_ok());
         let of = |format| {
@@ -54,7 +54,7 @@ impl Model {
         let all: Vec<StepRecords> = formats.filter_map(Result::ok).filter(fits).map(of).collect();
         let records = Box::new(move |batch, tokens, context| {
             let mut found = Vec::new();
-            for records in &all {
+            for records in all.iter().filter(|_| batch * tokens <= most_tokens) {
                 found.extend(records(batch, tokens, context)?.into_iter().filter(|record| format(record).is_some()));
             }
             Ok(found)

@@ -41,7 +41,7 @@ pub fn qwen3_30b_a3b() -> Qwen3Config {
     Qwen3Config {
         hidden_size: 2048,
         intermediate_size: 0,
-        moe: Some(MoeShape { route, width: 768 }),
+        moe: Some(MoeShape { route, width: 768, skewed: false, layers: 1 }),
         layers: 1,
         shape,
         all_heads: shape,
@@ -109,7 +109,7 @@ pub fn qwen35_35b_a3b() -> Qwen35Config {
     Qwen35Config {
         hidden_size: 2048,
         intermediate_size: 0,
-        moe: Some(MoeShape { route, width: 512 }),
+        moe: Some(MoeShape { route, width: 512, skewed: false, layers: 2 }),
         shape,
         all_heads: shape,
         ..qwen35_4b()
