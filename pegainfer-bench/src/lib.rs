@@ -3,12 +3,13 @@
 //! # Commands
 //! - [`mod@bench`]: latency and throughput, with the roofline limit of each metric. [`eval`]: the quality of a model.
 //! - [`ledger`]: measures step times. [`sim`]: predicts latency and throughput from a ledger. [`plan`]: the ops of a
-//!   step.
+//!   step. [`mod@fit`]: whether a model fits a card, and how fast it is.
 //! - [`replay`]: runs the requests of a recording again.
 //!
 //! # Shared modules
 //! - [`anchor`], [`shipped`], [`ledger_origin`], [`stale`]: measuring a ledger again, built-in ledgers, a ledger's model
 //!   and age.
+//! - [`cards`]: memory and rates of cards. [`roofline`]: estimates from these rates.
 //! - [`traces`]: load traces of other servers. [`recording`]: the lines of a recording.
 //! - [`in_process`]: servers that the calling program provides to these commands.
 //!
@@ -33,13 +34,16 @@
 
 pub mod anchor;
 pub mod bench;
+pub mod cards;
 pub mod eval;
+pub mod fit;
 pub mod in_process;
 pub mod ledger;
 pub mod ledger_origin;
 pub mod plan;
 pub mod recording;
 pub mod replay;
+pub mod roofline;
 pub mod shipped;
 pub mod sim;
 pub mod stale;

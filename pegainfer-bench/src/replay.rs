@@ -168,7 +168,7 @@ async fn replay(engine: &EngineHandle, id: u64, request: GenerateRequest, record
         let mut stream = engine.submit(request).with_context(|| format!("request {id} was refused"))?;
         while let Some(event) = stream.recv().await {
             match event {
-                TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
+                TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) | TokenEvent::Vector(_) => {}
                 TokenEvent::Token(token) => {
                     tokens += 1;
                     hash.push(token.id);

@@ -68,7 +68,7 @@ fn find(gpu: &str, model: &str) -> Result<Ledger> {
         |ledger: &&Shipped| gpu_name(ledger.gpu) == gpu_name(gpu) && model_name(ledger.model) == model_name(model);
     let Some(ledger) = LEDGERS.iter().find(named) else {
         bail!(
-            "no ledger of {model} on {gpu} is inside this executable: measure one with pegainfer ledger, or take one of these: {}",
+            "no ledger of {model} on {gpu} is inside this executable: measure one with pegainfer ledger, estimate with pegainfer sim --roofline, or take one of these: {}",
             known()
         );
     };

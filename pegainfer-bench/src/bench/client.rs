@@ -75,7 +75,7 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
     let (mut stamps, mut end) = (Vec::with_capacity(output_len), None);
     while let Some(event) = stream.recv().await {
         match event {
-            TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
+            TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) | TokenEvent::Vector(_) => {}
             TokenEvent::Token(_) => stamps.push(start.elapsed()),
             TokenEvent::Finished { usage, .. } => end = Some(usage),
             TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => bail!(error),

@@ -1,18 +1,7 @@
 //! Peak rates of devices, from their datasheets.
 
-/// Datasheet values: dense bf16 rates with f32 accumulation in TFLOP/s, and memory bandwidths in GB/s (for A100, the 80
-/// GB card's). An entry applies if the device's name contains its name; the first one wins.
-const DATASHEETS: [(&str, f64, f64); 9] = [
-    ("H200 NVL", 835.0, 4800.0),
-    ("H200", 989.0, 4800.0),
-    ("H100 NVL", 835.0, 3938.0),
-    ("H100 PCIe", 756.0, 2039.0),
-    ("H100", 989.0, 3352.0),
-    ("B200", 2250.0, 8000.0),
-    ("A100", 312.0, 2039.0),
-    ("L40S", 362.0, 864.0),
-    ("RTX 4090", 165.0, 1008.0),
-];
+use crate::cards;
+
 /// Peak rates of a device, which this machine need not have.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Peaks {
@@ -25,10 +14,8 @@ pub struct Peaks {
 impl Peaks {
     /// Datasheet rates of the device with this name; unknown for other devices.
     pub fn from_datasheet(device: &str) -> Self {
-        let Some((_, tflops, gbs)) = DATASHEETS.iter().find(|(name, ..)| device.contains(name)) else {
-            return Self::default();
-        };
-        Self { read_bytes_s: Some(gbs * 1e9), flop_s: Some(tflops * 1e12) }
+        let Some(card) = cards::of_device(device) else { return Self::default() };
+        Self { read_bytes_s: Some(card.gbs * 1e9), flop_s: Some(card.tflops * 1e12) }
     }
 
     /// The given rates in GB/s and TFLOP/s; missing ones come from the datasheet.
@@ -56,7 +43,8 @@ mod tests {
         let h200 = Peaks { read_bytes_s: Some(4.8e12), flop_s: Some(989e12) };
         assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H200)"), h200);
         assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H100 PCIe)").flop_s, Some(756e12));
-        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA A10)"), Peaks::default());
+        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA A10)").read_bytes_s, Some(600e9));
+        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA A2)"), Peaks::default());
         assert_eq!((h200.floor_us(4_800_000_000, 1), h200.floor_us(1, 989_000_000_000)), (Some(1000.0), Some(1000.0)));
         assert_eq!(Peaks { flop_s: None, ..h200 }.floor_us(1, 1), None);
     }

@@ -6,6 +6,7 @@ use super::workload::Point;
 use anyhow::Result;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::{cuda, ops};
 use pegainfer_models::engine;
@@ -133,6 +134,13 @@ impl Roofline {
             false => Limit { value: memory, by: "memory" },
         }
     }
+}
+
+/// Rates of this machine's CPU, measured: a plain read of `bytes` bytes and a bf16 GEMM.
+pub fn cpu_peaks(bytes: u64) -> Result<Peaks> {
+    let mut exec = Exec::cpu(Isa::best(), None)?;
+    let (read, flops) = (read_bandwidth(&mut exec, bytes)?, gemm_rate(&mut exec)?);
+    Ok(Peaks { read_bytes_s: Some(read), flop_s: Some(flops) })
 }
 
 /// Bandwidth of a plain read of `bytes` bytes, in bytes per second: the best of several runs.

@@ -158,7 +158,7 @@ fn last(mut stream: TokenStream, count: usize) -> Result<f64> {
             }
             Some(TokenEvent::Finished { .. }) => return nats.context("the engine gave no log-probabilities"),
             Some(TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error }) => bail!(error),
-            Some(TokenEvent::Admitted { .. } | TokenEvent::Token(_)) => {}
+            Some(TokenEvent::Admitted { .. } | TokenEvent::Vector(_) | TokenEvent::Token(_)) => {}
             None => bail!("the engine stopped before the text was done"),
         }
     }

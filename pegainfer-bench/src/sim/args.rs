@@ -17,6 +17,10 @@ pub struct SimArgs {
     /// A ledger inside the executable instead.
     #[command(flatten)]
     pub shipped: ShippedArgs,
+    /// With --gpu and --model: without a ledger, estimate the times of steps from the card's memory bandwidth and
+    /// arithmetic; real times are longer. The model is a directory or a Hugging Face id
+    #[arg(long, conflicts_with = "ledger")]
+    pub roofline: bool,
     /// Closed loop: number of concurrent requests; a new one starts when one ends [default: 1,8 if no other workload is
     /// given]
     #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = WORKLOAD)]
@@ -58,6 +62,13 @@ pub struct SimArgs {
     /// Find the highest Poisson rate with TPOT below this, such as 20ms
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = SEARCH)]
     pub slo_tpot: Option<Duration>,
+    /// With --slo-ttft or --slo-tpot: print the number of GPUs for this many users
+    #[arg(long, value_name = "N", help_heading = SEARCH)]
+    pub users: Option<NonZeroUsize>,
+    /// With --users: mean time between two requests of one user
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time, requires = "users",
+        help_heading = SEARCH)]
+    pub user_interval: Duration,
     /// Quantile of requests that --slo-ttft and --slo-tpot are for
     #[arg(long, value_name = "PERCENT", default_value = "99", value_parser = ["50", "90", "99"], help_heading = SEARCH)]
     pub quantile: String,

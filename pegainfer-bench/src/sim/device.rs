@@ -15,6 +15,8 @@ const TOKEN: u32 = 0;
 #[derive(Debug)]
 pub struct SimulatedDevice<S> {
     law: Law,
+    /// Factor of the law's times.
+    pace: f64,
     host: HostCost,
     depth: usize,
     /// Start of the clock.
@@ -65,6 +67,7 @@ impl<S> SimulatedDevice<S> {
         let epoch = Instant::now();
         Self {
             law,
+            pace: 1.0,
             host,
             depth,
             epoch,
@@ -76,6 +79,11 @@ impl<S> SimulatedDevice<S> {
             timeline: timeline.then(Vec::new),
             state: PhantomData,
         }
+    }
+
+    /// The device with all times of steps multiplied by `pace`.
+    pub fn at_pace(self, pace: f64) -> Self {
+        Self { pace, ..self }
     }
 
     /// Time since the start of the clock.
@@ -111,11 +119,12 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
         let load = StepLoad::of(step);
         self.clock.advance(microseconds(self.host.step_us + self.host.row_us * step.rows.len() as f64));
         let predicted = self.law.time(&load);
+        let us = predicted.us * self.pace;
         let begin = self.elapsed().max(self.free_at);
-        let end = begin + microseconds(predicted.us);
+        let end = begin + microseconds(us);
         self.free_at = end;
         self.in_flight.push_back((end, step.samples.len()));
-        self.tally.count(&load, predicted.us, predicted.covered, &self.shares);
+        self.tally.count(&load, us, predicted.covered, &self.shares);
         if let Some(timeline) = &mut self.timeline {
             timeline.push(SimulatedStep { begin, end, load, engine: 0 });
         }

@@ -5,7 +5,7 @@
 //!
 //! # Layout
 //! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`fit`]: requests that are too long.
-//!   [`search`]: rates within limits, and flags.
+//!   [`search`]: rates within limits, and flags. [`users`]: GPUs for a number of users.
 //! - [`device`]: the executor. [`world`]: clients and engines. [`routing`]: which engine a request goes to.
 //!   [`simulation`], [`setup`]: both from a ledger. [`host`]: the engine thread's own time.
 //! - [`report`]: tables and JSON. [`timeline`]: steps for a trace viewer.
@@ -20,11 +20,13 @@ pub mod search;
 pub mod setup;
 pub mod simulation;
 pub mod timeline;
+pub mod users;
 pub mod workload;
 pub mod world;
 
 use crate::bench::create;
 use crate::bench::stats::Figures;
+use crate::roofline;
 use crate::shipped;
 use crate::stale;
 use anyhow::{Context, Result, ensure};
@@ -32,15 +34,21 @@ use args::SimArgs;
 use pegainfer_core::rng;
 use pegainfer_terminal::stderr;
 use pegainfer_terminal::stdout::{print, print_exact};
-use report::{EngineUse, Row, SimReport, figures};
+use report::{ANOTHER_CARD, EngineUse, Row, SimReport, figures};
 use search::{Lengths, Slo};
 use simulation::Simulation;
 use std::io::{BufWriter, Write as _};
 
 /// Runs the command.
 pub fn run(args: &SimArgs) -> Result<()> {
-    let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
-    let warning = stale::warning(&ledger.header);
+    let ledger = match args.roofline {
+        true => roofline::ledger(&args.shipped)?,
+        false => shipped::read(args.ledger.as_deref(), &args.shipped)?,
+    };
+    let warning = match args.roofline {
+        true => Some(roofline::warning(&ledger.header)),
+        false => stale::warning(&ledger.header),
+    };
     let mut simulation = Simulation::new(&ledger)?;
     resize(&mut simulation, args);
     simulation.check()?;
@@ -53,8 +61,14 @@ pub fn run(args: &SimArgs) -> Result<()> {
         let quantile = args.quantile.parse().context("--quantile")?;
         let slo = Slo { ttft: args.slo_ttft, tpot: args.slo_tpot, quantile };
         let lengths = Lengths { prompt: args.prompt_len, output: args.output_len, requests: args.requests };
-        return print(&search::highest_rate(&simulation, slo, lengths, (args.seed, args.runs.get()))?.to_string());
+        let highest = search::highest_rate(&simulation, slo, lengths, (args.seed, args.runs.get()))?;
+        print(&highest.to_string())?;
+        return match args.users {
+            Some(users) => print(&users::gpus(&simulation, &highest, users.get(), args.user_interval)?),
+            None => Ok(()),
+        };
     }
+    ensure!(args.users.is_none(), "--users: give the limits that the users accept, --slo-ttft or --slo-tpot or both");
     let workloads = workload::workloads(args)?;
     for workload in &workloads {
         fit::check_workload(workload, &simulation.header)?;
@@ -80,17 +94,23 @@ fn resize(simulation: &mut Simulation, args: &SimArgs) {
 }
 
 /// Runs each workload with each seed and prints the report.
-fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Workload], stale: bool) -> Result<()> {
+fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Workload], warned: bool) -> Result<()> {
     // A path that cannot be written is reported before the simulation.
     let svg = args.svg.as_deref().map(create).transpose()?;
-    let mut report = SimReport::new(simulation, stale);
+    let mut slower = simulation.clone();
+    slower.pace = ANOTHER_CARD;
+    let mut report = SimReport::new(simulation, (warned && !args.roofline, args.roofline));
     let mut steps = Vec::new();
     for (i, workload) in workloads.iter().enumerate() {
         // Same seeds as `bench`.
         let seed = rng::bits(args.seed, i as u64);
         let mut runs = Vec::new();
+        let mut longer = Vec::new();
         let mut engine = None;
         for r in 0..args.runs.get() as u64 {
+            if workload.is_poisson() && !args.roofline {
+                longer.push(figures(&workload.run(&slower, rng::bits(seed, r), false)?));
+            }
             let run = workload.run(simulation, rng::bits(seed, r), args.timeline.is_some())?;
             runs.push(figures(&run));
             engine = Some(EngineUse::new(&run, simulation.ops()));
@@ -101,7 +121,8 @@ fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Worklo
         ensure!(!args.strict || uncovered == 0, "--strict: the ledger does not cover {uncovered} steps");
         let (prompt_len, output_len) = workload.mean_lengths();
         let ((name, line, x), median) = (workload.place(), Figures::median(&runs));
-        report.rows.push(Row { name, line, x, prompt_len, output_len, median, engine, runs });
+        let longer_steps = (!longer.is_empty()).then(|| Figures::median(&longer));
+        report.rows.push(Row { name, line, x, prompt_len, output_len, median, engine, runs, longer_steps });
     }
     if let Some(path) = &args.timeline {
         timeline::write(&steps, &mut BufWriter::new(create(path)?)).context("the timeline cannot be written")?;

@@ -31,7 +31,13 @@ pub struct Row {
     pub engine: EngineUse,
     /// Metrics of each run.
     pub runs: Vec<Figures>,
+    /// Poisson arrivals only: the median over the runs if every step takes [`ANOTHER_CARD`] times as long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longer_steps: Option<Figures>,
 }
+
+/// Factor between the times of steps on cards of the same kind, of which H200s were seen to differ by 2 to 4 %.
+pub const ANOTHER_CARD: f64 = 1.04;
 
 /// Work of the engine and the device in one run.
 #[derive(Debug, Clone, Serialize)]
@@ -94,20 +100,27 @@ pub struct SimReport {
     pub engines: usize,
     /// True if the ledger was measured with other kernels than this program's.
     pub stale: bool,
+    /// True if the times of steps were estimated.
+    pub estimated: bool,
     /// Workloads in the order of the flags.
     pub rows: Vec<Row>,
 }
 
 impl SimReport {
     /// A report without rows.
-    pub fn new(simulation: &Simulation, stale: bool) -> Self {
+    pub fn new(simulation: &Simulation, (stale, estimated): (bool, bool)) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             engine: simulation.header.clone(),
             engines: simulation.engines,
             stale,
+            estimated,
             rows: Vec::new(),
         }
+    }
+
+    fn simulated(&self) -> &'static str {
+        if self.estimated { "simulated with estimated steps" } else { "simulated" }
     }
 
     /// The report as a plot.
@@ -115,6 +128,7 @@ impl SimReport {
         let Header { model, device, .. } = &self.engine;
         let model = model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let stale = if self.stale { "; the ledger is stale" } else { "" };
+        let simulated = self.simulated();
         let is_one_line = self.rows.windows(2).all(|pair| pair[0].line == pair[1].line);
         let x_label = match self.rows.first().map(|row| row.line).filter(|_| is_one_line) {
             Some("closed loop") => "concurrent requests",
@@ -130,14 +144,14 @@ impl SimReport {
         let rate: [Figure<Row>; 1] = [("simulated", Mark::Line, |row| row.median.output_tok_s)];
         let panel = |title, figures: &[_]| panel(&self.rows, (title, x_label), |row| (row.line, row.x), figures);
         let panels = [panel("TTFT, ms", &ttft), panel("TPOT, ms", &tpot), panel("output tokens per second", &rate)];
-        render(&format!("pegainfer sim: {model}"), &format!("{device}, simulated{stale}"), &panels, Ink::Grey)
+        render(&format!("pegainfer sim: {model}"), &format!("{device}, {simulated}{stale}"), &panels, Ink::Grey)
     }
 
     /// The report as tables.
     pub fn table(&self) -> String {
         let Header { model, device, .. } = &self.engine;
         let engines = if self.engines > 1 { format!("{} engines, each ", self.engines) } else { String::new() };
-        let mut out = format!("{model} on {engines}{device}, simulated\n");
+        let mut out = format!("{model} on {engines}{device}, {}\n", self.simulated());
         let _ = write!(
             out,
             "{:<16} {:>6} {:>6} |{:^27}|{:^27}|{:^27}|\n{:<16} {:>6} {:>6} |",
@@ -158,6 +172,18 @@ impl SimReport {
         let _ = writeln!(out, "{:>8} {:>8} {:>9} {:>10}", "%", "%", "requests", "% of time");
         for row in &self.rows {
             row.write_engine(&mut out);
+        }
+        for Row { name, longer_steps, .. } in &self.rows {
+            let Some(Figures { ttft_ms: ttft, tpot_ms: tpot, .. }) = longer_steps else { continue };
+            let percent = 100.0 * (ANOTHER_CARD - 1.0);
+            let _ = write!(
+                out,
+                "\n{name} on a card with steps {percent:.0} % longer: TTFT p50 {} and p99 {} ms, TPOT {} and {} ms",
+                number(ttft.p50, 1),
+                number(ttft.p99, 1),
+                number(tpot.p50, 2),
+                number(tpot.p99, 2)
+            );
         }
         for row in self.rows.iter().filter(|row| !row.engine.ops.is_empty()) {
             let ops = row.engine.ops.iter().filter(|(_, part)| *part >= 0.01);

@@ -22,6 +22,8 @@ pub fn engine<S: SequenceState>(
         eos_token_ids: Vec::new(),
         num_speculative_tokens: None,
         unsupported: &[],
+        max_loras: 0,
+        hidden_size: 0,
     };
     let tokens = TokenBudget { step: header.max_num_batched_tokens, mixed: header.max_num_mixed_tokens };
     EngineCore::new(device, limits, tokens, state, None)

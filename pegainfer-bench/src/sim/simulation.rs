@@ -17,6 +17,8 @@ pub struct Simulation {
     pub engines: usize,
     /// True if they get requests in turn, instead of from the router.
     pub round_robin: bool,
+    /// Factor of all times of steps.
+    pub pace: f64,
     host: HostCost,
     law: Law,
     shares: OpShares,
@@ -27,7 +29,7 @@ impl Simulation {
     pub fn new(ledger: &Ledger) -> Result<Self> {
         let (header, host) = (ledger.header.clone(), ledger.host);
         let (law, shares) = (ledger.law()?, OpShares::new(&ledger.ops));
-        Ok(Self { header, engines: 1, round_robin: false, host, law, shares })
+        Ok(Self { header, engines: 1, round_robin: false, pace: 1.0, host, law, shares })
     }
 
     /// Names of the ops with known times.
@@ -75,6 +77,7 @@ impl Simulation {
         let depth = self.header.depth;
         let engine = || {
             let device = SimulatedDevice::new(self.law.clone(), self.host, depth, self.shares.clone(), timeline);
+            let device = device.at_pace(self.pace);
             let mut engine = setup::engine(device, &self.header, state());
             engine.forget_step_times();
             engine

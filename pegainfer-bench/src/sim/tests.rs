@@ -1,9 +1,11 @@
 //! Simulations with results that can be computed by hand.
 
+use super::report::{ANOTHER_CARD, figures};
 use super::simulation::Simulation;
 use super::workload::Workload;
 use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
 use crate::bench::workload::{Arrivals, Point};
+use crate::shipped::{self, ShippedArgs};
 use pegainfer_core::ledger::{Header, HostCost, Ledger, OpLine, StepLine, StepLoad};
 use pegainfer_core::schedule::StateConfig;
 use std::time::Duration;
@@ -226,4 +228,24 @@ fn waiting_times_are_those_of_an_m_d_1_queue() {
     let mean = waits.sum::<f64>() / point.requests as f64 - front_end;
     let expected = load / (2.0 * (1.0 - load)) * service;
     assert!((mean / expected - 1.0).abs() < 0.1, "mean wait {mean} ms, not {expected}");
+}
+
+/// Near saturation small differences between cards become large ones: with steps 4 % longer than in the ledger, runs with
+/// different arrivals include what was measured on another H200 (docs/operations/capacity.md, "Load").
+#[test]
+fn near_saturation_another_card_explains_the_difference_to_what_was_measured() {
+    let flags = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
+    let mut simulation = Simulation::new(&shipped::read(None, &flags).unwrap()).unwrap();
+    let point = Point { arrivals: Arrivals::Poisson { qps: 48.0 }, requests: 720, prompt_len: 1024, output_len: 128 };
+    let mut at_pace = |pace| {
+        simulation.pace = pace;
+        let runs = (1..=6).map(|seed| figures(&Workload::Point(point).run(&simulation, seed, false).unwrap()));
+        let mut tpot: Vec<f64> = runs.map(|run| run.tpot_ms.p50).collect();
+        tpot.sort_by(f64::total_cmp);
+        tpot
+    };
+    let (own, other) = (at_pace(1.0), at_pace(ANOTHER_CARD));
+    let ratio = other[3] / own[3];
+    assert!((1.1..1.4).contains(&ratio), "4 % more for each step give {ratio} for TPOT: {own:?}, {other:?}");
+    assert!(other[0] < 13.0 && other[5] > 13.0, "13.0 ms were measured: {other:?}");
 }

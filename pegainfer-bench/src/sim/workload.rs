@@ -76,6 +76,11 @@ impl Workload {
         }
     }
 
+    /// True for Poisson arrivals.
+    pub fn is_poisson(&self) -> bool {
+        matches!(self, Self::Point(Point { arrivals: Arrivals::Poisson { .. }, .. }))
+    }
+
     /// Number of requests in a run.
     pub fn requests(&self) -> usize {
         match self {
