@@ -2,7 +2,7 @@
 //! a 500. A stream ends in the way of its API, and has the same text, reasoning and calls as the response that is not
 //! streamed.
 
-use crate::server::post;
+use crate::server::{post, read_accepted};
 use serde_json::{Value, json};
 
 /// Checks a body of `/v1/responses`.
@@ -42,7 +42,7 @@ fn check(
         assert!(is_error(&error) && response.len() < 2000, "{}", shown());
         return;
     }
-    let mut request: Value = serde_json::from_slice(body).unwrap_or_else(|e| panic!("{e} was accepted: {}", shown()));
+    let Some(mut request) = read_accepted(body, &shown) else { return };
     if request["stream"] != true {
         serde_json::from_str::<Value>(&response).unwrap_or_else(|e| panic!("{e}: {}", shown()));
         return;

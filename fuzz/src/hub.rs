@@ -1,8 +1,8 @@
 //! Property of the downloader: for any answers of a hub, the download ends, no file outside the cache is written, and
 //! the files of a successful download have their listed hashes.
 
-use pegainfer_hub::Hub;
 use pegainfer_hub::client::Timeouts;
+use pegainfer_hub::{Hub, Source};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -75,6 +75,9 @@ pub fn check(data: &[u8]) {
         offline: false,
         allow_plain_http: false,
         ca_file: None,
+        // The seven bytes of the weights in one segment or in two.
+        segment: 4 << (data.len() % 2),
+        source: Source::HuggingFace,
         timeouts,
     };
     let fetched = hub.fetch("a/b", true, &|_| Ok(()));
@@ -91,7 +94,10 @@ fn is_cache_path(path: &str) -> bool {
     let is_hash = |name: &str| [40, 64].contains(&name.len()) && name.bytes().all(|b| b.is_ascii_hexdigit());
     let plain = |name: &str| !name.contains("..") && !name.starts_with('/');
     match path.strip_prefix("hub/models--a--b/").and_then(|rest| rest.split_once('/')) {
-        Some(("blobs", name)) => is_hash(name.strip_suffix(".incomplete").unwrap_or(name)),
+        Some(("blobs", name)) => {
+            let suffix = [".incomplete", ".segments", ".map"].into_iter().find_map(|end| name.strip_suffix(end));
+            is_hash(suffix.unwrap_or(name))
+        }
         Some(("snapshots", rest)) => rest.split_once('/').is_some_and(|(commit, name)| is_hash(commit) && plain(name)),
         Some(("refs", "main")) => true,
         _ => path

@@ -8,7 +8,7 @@
 //! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses
 //!   and Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
-//! - [`gguf`]: headers of GGUF files.
+//! - [`gguf`]: headers of GGUF files. [`grpc`]: messages of the gRPC services.
 //! - [`queues`]: requests of several tenants before they reach the engine.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
@@ -17,6 +17,7 @@ pub mod calls;
 pub mod conversations;
 pub mod gguf;
 pub mod grammars;
+pub mod grpc;
 pub mod hub;
 pub mod mutate;
 pub mod outputs;
@@ -35,7 +36,7 @@ pub struct FuzzTarget {
 }
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 10] = [
+pub const TARGETS: [FuzzTarget; 11] = [
     FuzzTarget { name: "requests", check: requests::check, seeds: requests::seeds },
     FuzzTarget { name: "conversations", check: conversations::check, seeds: conversations::seeds },
     FuzzTarget { name: "outputs", check: outputs::check, seeds: outputs::seeds },
@@ -44,6 +45,7 @@ pub const TARGETS: [FuzzTarget; 10] = [
     FuzzTarget { name: "messages", check: agents::check_messages, seeds: agents::seeds_of_messages },
     FuzzTarget { name: "grammars", check: grammars::check, seeds: grammars::seeds },
     FuzzTarget { name: "gguf", check: gguf::check, seeds: gguf::seeds },
+    FuzzTarget { name: "grpc", check: grpc::check, seeds: grpc::seeds },
     FuzzTarget { name: "hub", check: hub::check, seeds: hub::seeds },
     FuzzTarget { name: "queues", check: queues::check, seeds: queues::seeds },
 ];

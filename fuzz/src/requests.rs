@@ -1,11 +1,23 @@
 //! Property of the endpoints: any body gets success or a refusal with a reason, never a 500 and never an incomplete
 //! stream. A stream carries the same text as the response that is not streamed.
 
-use crate::server::post;
-use serde_json::value::RawValue;
+use crate::server::{post, read_accepted};
 use serde_json::{Map, Value, json};
 
-const PATHS: [&str; 4] = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"];
+const PATHS: [&str; 10] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/inference/v1/generate",
+    "/v1/completions/render",
+    "/v1/chat/completions/render",
+];
+/// The paths that stream.
+const STREAMS: [&str; 3] = ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"];
 
 /// Checks an input: the first byte selects the endpoint, the rest is the body.
 pub fn check(data: &[u8]) {
@@ -20,10 +32,8 @@ pub fn check(data: &[u8]) {
         assert!(response.len() < 2000, "a refusal repeats the request: {}", shown());
         return;
     }
-    serde_json::from_slice::<&RawValue>(body).unwrap_or_else(|e| panic!("{e} was accepted: {}", shown()));
-    // An ignored field may contain a number beyond f64, such as 1e999.
-    let Ok(request) = serde_json::from_slice::<Value>(body) else { return };
-    if !path.starts_with("/v1/") || request["stream"] != true {
+    let Some(request) = read_accepted(body, &shown) else { return };
+    if !STREAMS.contains(&path) || request["stream"] != true {
         serde_json::from_str::<Value>(&response).unwrap_or_else(|e| panic!("{e}: {}", shown()));
         return;
     }
@@ -40,21 +50,27 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// Text, reasoning, calls and finish reason of a choice.
-fn summary(choice: &Value) -> [String; 4] {
+/// Text, reasoning, calls, finish reason and token ids of a choice.
+fn summary(choice: &Value) -> [String; 5] {
     let message = if choice["message"].is_object() { &choice["message"] } else { choice };
     let text = |name: &str| message[name].as_str().unwrap_or_default().to_string();
     let calls = message["tool_calls"].as_array().into_iter().flatten();
     let calls = calls.map(|call| {
         format!("{}{}", call["function"]["name"], call["function"]["arguments"].as_str().unwrap_or_default())
     });
-    [text("content") + &text("text"), text("reasoning"), calls.collect(), choice["finish_reason"].to_string()]
+    let content = text("content") + &text("text");
+    [content, text("reasoning"), calls.collect(), choice["finish_reason"].to_string(), token_ids(choice)]
+}
+
+/// The token ids of a choice or a part of it, if it has any.
+fn token_ids(choice: &Value) -> String {
+    choice["token_ids"].as_array().into_iter().flatten().map(|id| format!(" {id}")).collect()
 }
 
 /// Joins the chunks of a stream into one summary per choice.
-fn collect(response: &str) -> Result<Vec<[String; 4]>, String> {
+fn collect(response: &str) -> Result<Vec<[String; 5]>, String> {
     let events = response.strip_suffix("data: [DONE]\n\n").ok_or("no [DONE]")?;
-    let mut choices: Vec<[String; 4]> = Vec::new();
+    let mut choices: Vec<[String; 5]> = Vec::new();
     // On a busy machine a stream may wait so long that the server sends a keep-alive comment.
     for event in events.split_terminator("\n\n").filter(|event| !event.starts_with(':')) {
         let json = event.strip_prefix("data: ").ok_or_else(|| format!("{event:?} is not an event"))?;
@@ -71,11 +87,12 @@ fn collect(response: &str) -> Result<Vec<[String; 4]>, String> {
     Ok(choices)
 }
 
-fn add(sum: &mut [String; 4], choice: &Value) {
+fn add(sum: &mut [String; 5], choice: &Value) {
     let delta = if choice["delta"].is_object() { &choice["delta"] } else { choice };
     let text = |name: &str| delta[name].as_str().unwrap_or_default();
     sum[0] += text("content");
     sum[0] += text("text");
+    sum[4] += &token_ids(choice);
     sum[1] += text("reasoning");
     for call in delta["tool_calls"].as_array().into_iter().flatten() {
         if call["function"]["name"].is_string() {
@@ -130,6 +147,32 @@ pub fn seeds() -> Vec<Vec<u8>> {
         (2, json!({"prompt": "Once <|im_end|> upon", "add_special_tokens": true, "return_token_strs": true})),
         (2, json!({"messages": user(json!("hi")), "add_generation_prompt": false})),
         (3, json!({"tokens": [1, 2, 3, 4095]})),
+        (4, json!({"input": ["a", "é🎉"], "dimensions": 2, "encoding_format": "base64", "truncate_prompt_tokens": 5})),
+        (4, json!({"input": [[1, 2], [4095]], "use_activation": false, "priority": 1, "user": "u"})),
+        (5, json!({"query": "a", "documents": ["b", {"text": "<|im_end|>"}], "top_n": 1, "return_documents": true})),
+        (5, json!({"query": "a", "texts": ["b"], "raw_scores": true, "truncate": true, "max_tokens_per_doc": 1})),
+        (6, json!({"text_1": "a", "text_2": ["b", "c"]})),
+        (
+            7,
+            json!({"token_ids": [1, 2, 300], "model": "tiny", "stream": true, "stream_options": {"include_usage": true},
+            "return_token_ids": true, "cache_salt": "s", "features": {"mm_hashes": {"image": []}}, "sampling_params":
+            {"n": 2, "max_tokens": 9, "temperature": 0.5, "seed": 1, "logprobs": 2, "stop_token_ids": [131]}}),
+        ),
+        (
+            7,
+            json!({"token_ids": [220, 130], "output_mode": "text", "sampling_params": {"max_tokens": 5, "stop": ["e"],
+            "prompt_logprobs": 1, "structured_outputs": {"choice": ["a", "b"]}, "output_kind": 2, "foo": null}}),
+        ),
+        (
+            8,
+            json!({"prompt": ["a", "é🎉"], "max_tokens": 9, "seed": -1, "bad_words": ["x"], "logit_bias": {"5": -100}}),
+        ),
+        (
+            9,
+            json!({"messages": user(json!("hi")), "tools": tools, "tool_choice": "required", "stream": true,
+            "response_format": {"type": "json_object"}}),
+        ),
+        (1, json!({"messages": user(json!("hi")), "tokens": {"token_ids": [1, 2, 4095]}, "max_tokens": 5})),
     ];
     bodies.into_iter().map(|(path, body)| [vec![path], body.to_string().into_bytes()].concat()).collect()
 }

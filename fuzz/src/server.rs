@@ -4,13 +4,17 @@
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
+use http_body_util::BodyExt;
 use pegainfer_core::engine::{
     EngineConfig, EngineError, EngineHandle, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest,
     RequestId, StepEngine, TokenEvent, TokenLogprobs, TokenOut, Usage,
 };
 use pegainfer_core::grammar::GrammarTracker;
+use pegainfer_models::args::TaskArg;
 use pegainfer_server::app::{App, Options};
 use pegainfer_server::text_service::Checkpoint;
+use serde_json::Value;
+use serde_json::value::RawValue;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -22,7 +26,10 @@ const EOS: u32 = 4089;
 const VOCABULARY: usize = 4096;
 
 struct Fixture {
-    router: Router,
+    /// Of models that generate text, vectors and scores.
+    routers: [Router; 3],
+    /// The gRPC services of the first one.
+    grpc: Router,
     runtime: Runtime,
 }
 
@@ -31,12 +38,21 @@ fn fixture() -> &'static Fixture {
     static FIXTURE: OnceLock<Fixture> = OnceLock::new();
     FIXTURE.get_or_init(|| {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny");
-        let checkpoint = Checkpoint::load(&dir).expect("the bundled checkpoint");
-        let engine = EngineHandle::spawn(Echo::default(), EngineConfig::default()).expect("threads");
-        let router = App::new(engine, checkpoint, vec![], Options::default()).router();
+        let apps = [TaskArg::Generate, TaskArg::Embed, TaskArg::Rerank].map(|task| {
+            let checkpoint = Checkpoint::load_for(&dir, task).expect("the bundled checkpoint");
+            let engine = EngineHandle::spawn(Echo::default(), EngineConfig::default()).expect("threads");
+            App::new(engine, checkpoint, vec![], Options::default())
+        });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Fixture { router, runtime }
+        Fixture { routers: apps.each_ref().map(App::router), grpc: apps[0].grpc_router(), runtime }
     })
+}
+
+/// The body of a request that was answered. `None` if a field that is ignored has a number beyond f64, such as 1e999:
+/// that is JSON, but no `Value` holds it. `shown` describes the request in the panic of a body that is no JSON.
+pub fn read_accepted(body: &[u8], shown: &dyn Fn() -> String) -> Option<Value> {
+    serde_json::from_slice::<&RawValue>(body).unwrap_or_else(|e| panic!("{e} was accepted: {}", shown()));
+    serde_json::from_slice(body).ok()
 }
 
 /// Posts a body; returns the status and the response.
@@ -44,13 +60,60 @@ pub fn post(path: &str, body: &[u8]) -> (StatusCode, String) {
     let fixture = fixture();
     let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
     let request = request.body(Body::from(body.to_vec()));
+    let router = match path {
+        "/v1/embeddings" => &fixture.routers[1],
+        "/v1/rerank" | "/v1/score" => &fixture.routers[2],
+        _ => &fixture.routers[0],
+    };
     fixture.runtime.block_on(async {
-        let response = fixture.router.clone().oneshot(request.expect("a request")).await.expect("infallible");
+        let response = router.clone().oneshot(request.expect("a request")).await.expect("infallible");
         let status = response.status();
         assert!(![401, 403, 405, 415, 421].contains(&status.as_u16()), "{path} is not reached: {status}");
         let bytes = to_bytes(response.into_body(), usize::MAX).await.expect("a body");
         (status, String::from_utf8(bytes.into()).expect("UTF-8"))
     })
+}
+
+/// The answer to a gRPC call.
+#[derive(Debug)]
+pub struct Answer {
+    /// gRPC's code.
+    pub code: i32,
+    /// The error's sentence, percent-encoded.
+    pub error: String,
+    /// The messages.
+    pub messages: Vec<Vec<u8>>,
+}
+
+/// Calls a gRPC method with an encoded message.
+pub fn call(path: &str, message: &[u8]) -> Answer {
+    let fixture = fixture();
+    let body = [&[0], &(message.len() as u32).to_be_bytes()[..], message].concat();
+    let request = Request::post(path).header("host", "localhost").header("content-type", "application/grpc");
+    let request = request.body(Body::from(body)).expect("a request");
+    fixture.runtime.block_on(async {
+        let response = fixture.grpc.clone().oneshot(request).await.expect("infallible");
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.expect("a body");
+        let trailers = body.trailers().cloned().unwrap_or(head.headers);
+        let text = |name: &str| trailers.get(name).map(|value| value.to_str().expect("ASCII").to_owned());
+        let (code, error) = (text("grpc-status").expect("a status"), text("grpc-message").unwrap_or_default());
+        Answer { code: code.parse().expect("a number"), error, messages: messages(&body.to_bytes()) }
+    })
+}
+
+/// The messages of a body.
+fn messages(mut body: &[u8]) -> Vec<Vec<u8>> {
+    let mut messages = Vec::new();
+    while let Some((&[flags, a, b, c, d], rest)) = body.split_first_chunk::<5>() {
+        assert_eq!(flags, 0);
+        let (message, rest) = rest.split_at(u32::from_be_bytes([a, b, c, d]) as usize);
+        messages.push(message.to_vec());
+        body = rest;
+    }
+    assert!(body.is_empty(), "half a message");
+    messages
 }
 
 /// Mock engine: generates the prompt again, then EOS.
@@ -97,6 +160,9 @@ fn step(sequence: &mut Sequence, events: &mut EventBatch) -> bool {
         }
     };
     *generated += 1;
+    if request.vector && *generated == 1 {
+        events.push((id, TokenEvent::Vector(Box::new([0.5, -1.0, 0.25]))));
+    }
     let is_stop = request.stop_token_ids.contains(&token) || (token == EOS && !request.ignore_eos);
     let top = |n| (0..n as u32).map(|i| ((token + i) % VOCABULARY as u32, -1.0 - i as f32)).collect();
     let logprobs = request.logprobs.map(|n| Box::new(TokenLogprobs { logprob: -1.0, rank: 1, top: top(n) }));
@@ -123,6 +189,8 @@ impl StepEngine for Echo {
             eos_token_ids: vec![EOS],
             num_speculative_tokens: None,
             unsupported: &["prompt_logprobs", "priority"],
+            max_loras: 0,
+            hidden_size: 3,
         }
     }
 
