@@ -5,7 +5,8 @@
 #   docker run --rm -p 127.0.0.1:8000:8000 pegainfer
 #   docker run --rm -p 127.0.0.1:8000:8000 --gpus all -v models:/models pegainfer:cuda serve --host 0.0.0.0 --model-path Qwen/Qwen3-4B
 # The server runs as user 10001 and needs a writable /tmp (20 MB for the bundled model) and, for models of the hub, /models.
-# tools/deploy/check-images runs the commands of all stages where there is no container engine.
+# What cargo downloads and compiles stays in caches of the builder (BuildKit, the default of Docker), so that a change of the
+# source compiles only what depends on it. tools/deploy/check-images runs the commands where there is no container engine.
 
 FROM rust:1.95.0-bookworm AS source
 RUN apt-get update && apt-get install -y --no-install-recommends busybox-static python3-pip
@@ -13,21 +14,20 @@ WORKDIR /src
 COPY . .
 
 FROM source AS build-cpu
-RUN PEGAINFER_CUDA=off cargo build --profile dist --locked -p pegainfer-server
-RUN tools/deploy/image-files target/dist/pegainfer /image
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,id=pegainfer-cpu,target=/src/target PEGAINFER_CUDA=off cargo build --profile dist --locked -p pegainfer-server && tools/deploy/image-files target/dist/pegainfer /image
 
 FROM source AS build-cuda
 ARG PEGAINFER_CUDA_SM=80,86,89,90a,100,110,120
 RUN tools/setup-cuda.sh --cublas
-RUN PEGAINFER_CUDA=required cargo build --profile dist --locked -p pegainfer-server
-RUN tools/deploy/image-files target/dist/pegainfer /image .cuda/nvidia/cu13/lib/libcublasLt.so.13
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,id=pegainfer-cuda,target=/src/target PEGAINFER_CUDA=required cargo build --profile dist --locked -p pegainfer-server && tools/deploy/image-files target/dist/pegainfer /image .cuda/nvidia/cu13/lib/libcublasLt.so.13
 
 # What both images share.
 FROM scratch AS server
+LABEL org.opencontainers.image.title=PegaInfer org.opencontainers.image.version=0.1.0 org.opencontainers.image.licenses=MIT
 ENV HF_HOME=/models
 USER 10001:10001
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30m --start-interval=1s CMD ["/bin/busybox", "wget", "-q", "-O", "/dev/null", "http://127.0.0.1:8000/health"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30m --start-interval=1s CMD ["/usr/local/bin/pegainfer", "health"]
 ENTRYPOINT ["/usr/local/bin/pegainfer"]
 CMD ["serve", "--host", "0.0.0.0"]
 

@@ -30,7 +30,8 @@ CITY = {"type": "object", "properties": {"city": {"enum": ["Bern", "Paris"]}}, "
         "additionalProperties": False}
 # The SDK has no argument for it.
 GREEDY = {"temperature": 0}
-CHECKS = []
+# Checks of a server with each value of --task.
+CHECKS = {"generate": [], "embed": []}
 
 
 class Colour(Enum):
@@ -44,9 +45,13 @@ class Cat(BaseModel):
     lives: Literal[7, 9]
 
 
-def check(function):
-    CHECKS.append(function)
+def check(function, task="generate"):
+    CHECKS[task].append(function)
     return function
+
+
+def check_vectors(function):
+    return check(function, "embed")
 
 
 def raises(kind, call):
@@ -58,9 +63,10 @@ def raises(kind, call):
 
 
 @contextmanager
-def server(binary):
+def server(binary, task):
     """The bundled model on a free port of this machine, with an API key; yields its address."""
-    command = [binary, "--port", "0", "--device", "cpu", "--api-key", "k1", "--model-path", ROOT / "models/qwen3-tiny"]
+    command = [binary, "--port", "0", "--device", "cpu", "--api-key", "k1", "--model-path", ROOT / "models/qwen3-tiny",
+               "--task", task]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for line in process.stderr:
@@ -246,22 +252,38 @@ def schemathesis_openapi(client, _):
     print(re.search(r"\d+ generated.*", run.stdout)[0])
 
 
+@check_vectors
+def openai_embeddings(client, _):
+    texts = ["Bees make honey.", "The capital of France is Paris."]
+    # The SDK asks for base64 if nothing is said.
+    both = client.embeddings.create(model="qwen3-tiny", input=texts)
+    assert [len(item.embedding) for item in both.data] == [320, 320] and both.usage.prompt_tokens > 8
+    assert all(abs(sum(x * x for x in item.embedding) - 1) < 1e-4 for item in both.data)
+    lists = client.embeddings.create(model="qwen3-tiny", input=texts, encoding_format="float", dimensions=32)
+    assert [len(item.embedding) for item in lists.data] == [32, 32]
+    error = raises(openai.BadRequestError, lambda: client.embeddings.create(model="qwen3-tiny", input=[]))
+    assert error.param == "input", error
+    error = raises(openai.BadRequestError, lambda: client.chat.completions.create(model="qwen3-tiny", messages=HI))
+    assert error.code == "wrong_task", error
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, default=ROOT / "target/release/pegainfer")
     binary = parser.parse_args().binary
     print(f"openai {openai.__version__}, anthropic {anthropic.__version__}")
     failed = 0
-    with server(binary) as url:
-        clients = (openai.OpenAI(base_url=f"{url}/v1", api_key="k1", max_retries=0),
-                   anthropic.Anthropic(base_url=url, api_key="k1", max_retries=0))
-        for function in CHECKS:
-            try:
-                function(*clients)
-                print(f"ok     {function.__name__}")
-            except Exception:
-                failed += 1
-                print(f"FAILED {function.__name__}\n{traceback.format_exc()}")
+    for task, checks in CHECKS.items():
+        with server(binary, task) as url:
+            clients = (openai.OpenAI(base_url=f"{url}/v1", api_key="k1", max_retries=0),
+                       anthropic.Anthropic(base_url=url, api_key="k1", max_retries=0))
+            for function in checks:
+                try:
+                    function(*clients)
+                    print(f"ok     {function.__name__}")
+                except Exception:
+                    failed += 1
+                    print(f"FAILED {function.__name__}\n{traceback.format_exc()}")
     sys.exit(1 if failed else 0)
 
 

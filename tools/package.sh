@@ -49,7 +49,7 @@ for shell in bash zsh fish; do
     "$root/pegainfer" completions "$shell" >"$root/completions/pegainfer.$shell"
 done
 "$root/pegainfer" man "$root/man"
-cp tools/deploy/{grafana-dashboard.json,kubernetes.yaml,pegainfer.service,prometheus-alerts.yaml} "$root/deploy/"
+cp -r tools/deploy/{chart,grafana-dashboard.json,kubernetes.yaml,pegainfer.service,prometheus-alerts.yaml} "$root/deploy/"
 cp LICENSE "$root/"
 tools/third-party licences >"$root/licences/crates.txt"
 cp models/qwen3-tiny/README.md "$root/licences/qwen3-tiny.md"

@@ -26,6 +26,10 @@ from collections import Counter
 def most_frequent(text: str, n: int) -> list[str]:
     return [word for word, _ in Counter(text.split()).most_common(n)]
 ```
+
+By Zipf's law the word of rank $k$ among $N$ has the frequency
+
+$$f(k) = \\frac{1/k}{\\sum_{i=1}^{N} 1/i}$$
 """
 CONVERSATION = {
     "messages": [
@@ -46,7 +50,7 @@ def ask(page, question):
 
 
 def shoot(browser, address, out):
-    page = browser.new_page(viewport={"width": 1200, "height": 760})
+    page = browser.new_page(viewport={"width": 1360, "height": 800})
     page.goto(address)
     expect(page.locator("#model")).to_contain_text("qwen3-tiny", timeout=15_000)
     page.locator("#temperature").fill("0")
@@ -65,9 +69,10 @@ def shoot(browser, address, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
+    parser.add_argument("--binary", default=ROOT / "target/release/pegainfer")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     args = parser.parse_args()
-    command = [ROOT / "target/release/pegainfer", "--port", "0", "--device", "cpu"]
+    command = [args.binary, "--port", "0", "--device", "cpu"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         address = next(found.group() for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))

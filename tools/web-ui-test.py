@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from web_ui_test import controls, conversation, files, responses
+from web_ui_test import chats, controls, conversation, files, rendering, responses, server_states
 from web_ui_test.harness import ROOT, ledger, server, window
 
 
@@ -41,10 +41,11 @@ def main():
         print("ok: the stop button frees the server")
         with window(browser, url) as page:
             conversation.charts_move(page)
+        conversation.tpot_is_the_servers(browser, url)
         print("ok: charts")
         with window(browser, url, refused=True) as page:
-            conversation.keys_and_refusals(page)
-        print("ok: keys and refusals")
+            conversation.lines_and_refusals(page)
+        print("ok: lines and refusals")
         responses.scripted_responses(browser, url, shoot)
         print("ok: reasoning, code and errors")
         responses.markdown_and_copies(browser, url, shoot)
@@ -62,6 +63,24 @@ def main():
         controls.theme(browser, url)
         controls.accessible(browser, url)
         print("ok: colours, contrast and access by keyboard")
+        chats.chats_survive_the_tab(browser, url, shoot)
+        chats.interrupted_responses_stay(browser, url)
+        chats.search_rename_delete(browser, url, shoot)
+        chats.chats_on_a_phone(browser, url, shoot)
+        chats.without_indexed_db(browser, url)
+        chats.imported_prompts_do_not_leak(browser, url)
+        print("ok: the list of chats")
+        rendering.code_colours(browser, url, shoot)
+        rendering.formulas(browser, url, shoot)
+        rendering.hostile_formulas(browser, url)
+        print("ok: colours of code, and formulas")
+        server_states.key_dialog(browser, options.binary, shoot)
+        server_states.outage(browser, url, shoot)
+        server_states.model_choice(browser, url, shoot)
+        server_states.suggestions(browser, url)
+        server_states.drawers(browser, url)
+        server_states.actions_on_hover(browser, url)
+        print("ok: keys, outages, models, drawers and actions")
         with tempfile.TemporaryDirectory() as folder:
             ledger(options.binary, Path(folder) / "ledger")
             with server(options.binary, "--ledger", Path(folder) / "ledger") as watched:

@@ -75,13 +75,16 @@ FAINT = """() => {
 
 def accessible(browser, url):
     """Names, focus order and contrast."""
-    response = "A [link](https://example.org/), `code`\n\n> quote\n\n```python\nprint(1)\n```"
+    code = "@a\ndef f(x: int): # comment\n    return 'text' + 1"
+    diff = "```diff\n@@ 1 @@\n-a\n+b\n```"
+    response = f"A [link](https://example.org/), `code`, $x^2 \\foo$\n\n> quote\n\n```python\n{code}\n```\n\n{diff}"
     for scheme in ("light", "dark"):
         with window(browser, url, scheme=scheme, scripted=stream({"reasoning_content": "Hm."}, response)) as page:
             ask(page, "Hello?")
             turn = completed(page)
             turn.locator("summary").click()
             choose(page, upload("a.bin", b"\0"))
+            page.locator(".chat").hover()
             assert page.evaluate(FAINT) == [], scheme
     with window(browser, url, scripted=stream("Hello.", done=False)) as page:
         ask(page, "Hello?")
@@ -99,7 +102,7 @@ def accessible(browser, url):
         for at in expected:
             expect(controls.nth(at)).to_have_accessible_name(re.compile(r"\w"))
         page.evaluate("document.activeElement.blur()")
-        page.locator("h1").click()
+        page.locator("header").click(position={"x": 1, "y": 1})
         reached = []
         for _ in expected:
             page.keyboard.press("Tab")

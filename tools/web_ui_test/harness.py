@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = ROOT / "models/qwen3-tiny"
 STORY = "Tell me a long story about a cat and a dog."
 FACT = "What is the capital of France?"
+MODEL_FACTS = re.compile(r"^qwen3-tiny, Qwen3, 18 MiB of weights on cpu.*, context 4,096$")
 
 
 @contextmanager
@@ -38,14 +39,15 @@ def ledger(binary, file):
 
 
 @contextmanager
-def window(browser, url, width=1280, scheme="light", scripted=None, refused=False):
+def window(browser, url, width=1280, scheme="light", scripted=None, refused=False, before=None, facts=MODEL_FACTS):
     """The web UI in a fresh tab. Console messages, exceptions and requests to other hosts fail the test.
 
     `scripted`: `(status, body)` of the response to chat requests, instead of the server's. `refused`: one of them is an
-    error, which Chromium writes to the console.
+    error, which Chromium writes to the console. `before`: a script that runs before the web UI's. `facts`: the text next to
+    the title once the server has answered.
     """
     touch = width < 600
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, has_touch=touch)
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, has_touch=touch, is_mobile=touch)
     page = context.new_page()
     page.set_default_timeout(15_000)
     complaints, page.bodies = [], []
@@ -63,8 +65,10 @@ def window(browser, url, width=1280, scheme="light", scripted=None, refused=Fals
         status, body = scripted
         kind = "text/event-stream" if status == 200 else "application/json"
         page.route("**/v1/chat/completions", lambda route: route.fulfill(status=status, body=body, content_type=kind))
+    if before:
+        page.add_init_script(before)
     page.goto(url)
-    expect(page.locator("#model")).to_contain_text("qwen3-tiny, context 4,096")
+    expect(page.locator("#model")).to_have_text(facts)
     yield page
     unexpected = [text for text in complaints if not (refused and "Failed to load resource" in text)]
     assert not unexpected, unexpected
@@ -72,8 +76,12 @@ def window(browser, url, width=1280, scheme="light", scripted=None, refused=Fals
 
 
 def ask(page, text):
+    """Sends a prompt: with the button on a phone, with Enter elsewhere."""
     page.locator("#prompt").fill(text)
-    page.keyboard.press("Enter")
+    if page.viewport_size["width"] < 600:
+        page.locator("#send").tap()
+    else:
+        page.keyboard.press("Enter")
 
 
 def completed(page, outcome="Done"):
@@ -83,13 +91,14 @@ def completed(page, outcome="Done"):
 
 def settings(page):
     """Opens the panel if it is closed."""
-    if page.locator("#panel-toggle").is_visible():
+    if not page.locator("#panel").is_visible():
         page.locator("#panel-toggle").click()
         expect(page.locator("#panel-close")).to_be_focused()
 
 
 def close_settings(page):
-    if page.locator("#panel-close").is_visible():
+    """Closes the panel if it covers the conversation."""
+    if page.locator("#backdrop").is_visible():
         page.keyboard.press("Escape")
         expect(page.locator("#panel")).to_be_hidden()
         expect(page.locator("#panel-toggle")).to_be_focused()
