@@ -1,7 +1,7 @@
 //! A model family with an engine: its names in config.json, and its functions for the server.
 
 use crate::args::{EngineArgs, LoadFormat};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
@@ -149,11 +149,6 @@ impl fmt::Display for Family {
 
 /// Loads a runtime model and starts its engine.
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    // The kernels are compiled and have not been compared with the CPU on a GPU.
-    ensure!(
-        !args.enable_lora || device.kind() != Device::Cuda,
-        "--enable-lora runs on the CPU only: leave it out, or set --device cpu"
-    );
     let (name, shows_progress) = (device.name.clone(), device.shows_progress);
     let kind = device.kind();
     let ranks = args.loop_back_ranks.map_or(device.execs.len(), Into::into);
