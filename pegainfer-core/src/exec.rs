@@ -199,6 +199,30 @@ impl Exec {
         result
     }
 
+    /// Creates `count` streams of a GPU for [`on_copy_stream`](Self::on_copy_stream).
+    pub fn open_copy_streams(&mut self, count: usize) -> Result<(), OpError> {
+        self.gpu()?.streams().open_copies(count)
+    }
+
+    /// Makes later work of the streams for copies wait for the work of the main stream.
+    pub fn start_copies(&mut self) -> Result<(), OpError> {
+        self.gpu()?.bind()?;
+        self.gpu()?.streams().start_copies()
+    }
+
+    /// Runs the ops that `f` calls on this stream for copies, beside all others: they must not share memory that either
+    /// side writes. Ops without a workspace only.
+    pub fn on_copy_stream<R>(
+        &mut self,
+        stream: usize,
+        f: impl FnOnce(&mut Self) -> Result<R, OpError>,
+    ) -> Result<R, OpError> {
+        self.gpu()?.streams().enter_copies(stream);
+        let result = f(self);
+        self.gpu()?.streams().leave();
+        result
+    }
+
     /// Makes later launches wait for the ops on side streams.
     pub fn join_side_streams(&mut self) -> Result<(), OpError> {
         self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.streams().join())

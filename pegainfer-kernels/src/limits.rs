@@ -43,6 +43,13 @@ limits! {
         /// Words of a run: source, destination, length.
         RUN_FIELDS: uint = 3;
     }
+    /// Rows of several tensors in one place.
+    pack {
+        /// Threads of the block that copies a part.
+        THREADS: uint = 256;
+        /// Words of a part: four of 64 bits.
+        PART_WORDS: uint = 8;
+    }
     /// Mixtures of experts of all models.
     moe {
         /// Maximum number of experts that a token chooses from.

@@ -5,10 +5,12 @@
 //! device, where the next step's placeholder ids refer to them, and are also copied to the host.
 
 mod check;
+mod device_copies;
 mod disk;
 mod draft;
 mod experts;
 mod host_slots;
+mod host_tier;
 mod progress;
 mod rank;
 mod transfers;
@@ -37,6 +39,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transfers::Transfers;
+
+/// Time between two looks at copies of a GPU, if there is nothing else to do: those of a few blocks.
+const DEVICE_WAIT: Duration = Duration::from_micros(100);
 
 /// Model, KV cache and workspace on all ranks.
 #[derive(Debug)]
@@ -372,10 +377,12 @@ impl<M: Model> StepExecutor for Executor<M> {
         done
     }
 
-    /// Waits for the disk only: what else is to be copied is copied by the next
+    /// Waits for the disk and the device only: what else is to be copied is copied by the next
     /// [`finished_transfers`](StepExecutor::finished_transfers).
     fn wait_for_transfers(&mut self, limit: Duration) {
-        if self.transfers.waits_for_disk() {
+        if self.transfers.waits_for_device() {
+            std::thread::sleep(DEVICE_WAIT.min(limit));
+        } else if self.transfers.waits_for_disk() {
             let done = self.transfers.copy_some(&mut self.ranks, limit);
             self.waited_for.extend(done);
         }

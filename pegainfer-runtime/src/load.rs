@@ -53,7 +53,7 @@ pub fn load<M: Model>(
     let config = M::load_config_for(options)?;
     let info = M::info(&config);
     check_eos(&info)?;
-    tiers::check(options, &execs)?;
+    tiers::check(options)?;
     let ranks = options.loop_back_ranks.unwrap_or(execs.len());
     let shards: Vec<Shard> = Shard::all(ranks).take(execs.len()).collect();
     let bytes = ModelBytes::with_drafts::<M>(&shard_config::<M>(&config, Shard { rank: 0, ranks })?, options.drafts())?;

@@ -4,7 +4,7 @@ use super::executor::Executor;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::model::Model;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Device;
 use pegainfer_core::kv::Naming;
 use pegainfer_core::kv::disk::{DiskConfig, DiskStore};
 use pegainfer_core::kv::tiers::Tiers;
@@ -17,17 +17,11 @@ use std::path::{Path, PathBuf};
 const SAMPLE: usize = 16 << 10;
 const SAMPLES: u64 = 16;
 
-/// Refuses options that no model can have on these devices, before anything is loaded.
-pub(super) fn check<O>(options: &LoadOptions<O>, execs: &[Exec]) -> Result<(), LoadError> {
-    let refused = |why: &str| Err(LoadError::Option(why.to_owned()));
-    if options.kv_offloading_bytes.is_none() {
-        return match options.kv_disk {
-            None => Ok(()),
-            Some(_) => refused("--kv-disk needs --kv-offloading-size: blocks pass through host memory"),
-        };
-    }
-    if execs.iter().any(|exec| exec.device() == Device::Cuda) {
-        return refused("--kv-offloading-size: runs on the CPU only: leave it out, or set --device cpu");
+/// Refuses options that no model can have, before anything is loaded.
+pub(super) fn check<O>(options: &LoadOptions<O>) -> Result<(), LoadError> {
+    if options.kv_disk.is_some() && options.kv_offloading_bytes.is_none() {
+        let why = "--kv-disk needs --kv-offloading-size: blocks pass through host memory";
+        return Err(LoadError::Option(why.to_owned()));
     }
     Ok(())
 }

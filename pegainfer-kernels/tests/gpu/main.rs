@@ -1,11 +1,11 @@
-//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, adapters, and the
-//! GEMMs of DeepSeek-V4.
+//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, adapters, packed rows,
+//! and the GEMMs of DeepSeek-V4.
 //!
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test gpu -- collectives
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu -- gemms routed
 //!
-//! The first argument names one of them: collectives, moe, lora or gemms. After it, collectives take the parts to run
+//! The first argument names one of them: collectives, moe, lora, pack or gemms. After it, collectives take the parts to run
 //! (exact, add_norm, failure, timing), moe the beginnings of layers' names, and the GEMMs names of weights and numbers
 //! of tokens. Exits with 1 if anything fails.
 
@@ -16,6 +16,7 @@ mod collectives;
 mod deepseek_v4_gemms;
 mod lora;
 mod moe;
+mod pack;
 
 use pegainfer_core::exec::Exec;
 use pegainfer_kernels::compare::Case;
@@ -45,6 +46,9 @@ fn main() {
         std::process::exit(1);
     }
     if is_wanted("lora") && !lora::run() {
+        std::process::exit(1);
+    }
+    if is_wanted("pack") && !pack::run() {
         std::process::exit(1);
     }
     #[cfg(feature = "deepseek-v4")]

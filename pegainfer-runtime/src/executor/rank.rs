@@ -1,6 +1,6 @@
 //! One rank of an executor: its device, its part of the model, and the launches of a pass.
 
-use super::host_slots::HostSlots;
+use super::host_tier::HostTier;
 use crate::bounds::Bounds;
 use crate::drafting::DraftVocabulary;
 use crate::graph_shape::{GraphBounds, GraphKey};
@@ -12,7 +12,7 @@ use crate::pass_kind::PassKind;
 use crate::sampler::{Projection, Sampler};
 use crate::vocab_padding::{VocabPadding, padded_vocab};
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::tiers::{BlockCopy, Direction};
+use pegainfer_core::kv::tiers::{BlockCopy, Direction, TransferId};
 use pegainfer_core::parallel::{Communicator, Shard};
 use pegainfer_core::schedule::{Graphs, Launches};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -30,7 +30,7 @@ pub(super) struct Rank<M: Model> {
     work: M::Workspace,
     cache: M::Cache,
     /// Copies of KV blocks and of states in host memory, if there are any.
-    host_slots: Option<[HostSlots; 2]>,
+    host_tier: Option<HostTier>,
     /// Inputs of the newest step.
     inputs: Inputs,
     /// Adapters, if enabled.
@@ -136,32 +136,34 @@ impl<M: Model> Rank<M> {
     }
 
     /// Reserves host memory for copies of so many blocks and states.
-    pub fn open_host_slots(&mut self, [blocks, states]: [usize; 2]) -> Result<(), OpError> {
+    pub fn open_host_tier(&mut self, slots: [usize; 2]) -> Result<(), OpError> {
         let tensors = M::kept_tensors(&mut self.cache).unwrap_or_default();
-        let slots = HostSlots::new(&tensors.blocks, blocks).zip(HostSlots::new(&tensors.states, states));
-        let no_memory = || OpError { op: "host tier", message: "the host has no memory for it".to_owned() };
-        self.host_slots = Some(slots.map(<[HostSlots; 2]>::from).ok_or_else(no_memory)?);
+        self.host_tier = Some(self.exec.install(|exec| HostTier::new(exec, &tensors, slots))??);
         Ok(())
     }
 
-    fn host_slots(&mut self) -> Result<(&mut [HostSlots; 2], &mut M::Cache), OpError> {
-        let no_slots = || OpError { op: "host tier", message: "there is no host tier".to_owned() };
-        Ok((self.host_slots.as_mut().ok_or_else(no_slots)?, &mut self.cache))
+    /// Copies of KV blocks and states in host memory; an error without.
+    pub fn host_tier(&mut self) -> Result<&mut HostTier, OpError> {
+        let none = || OpError { op: "host tier", message: "there is no host tier".to_owned() };
+        self.host_tier.as_mut().ok_or_else(none)
     }
 
-    /// The rank's part of a block's slot of host memory.
-    pub fn host_slot(&mut self, slot: u32) -> Result<&mut [u8], OpError> {
-        Ok(self.host_slots()?.0[0].slot(slot))
+    /// Begins to copy the rank's part of these blocks and states; see [`HostTier::begin`].
+    pub fn begin_copies(
+        &mut self,
+        transfer: (TransferId, Direction),
+        copies: [&[BlockCopy]; 2],
+        ends: bool,
+    ) -> Result<(), OpError> {
+        let Some(tier) = &mut self.host_tier else { return self.host_tier().map(drop) };
+        let tensors = M::kept_tensors(&mut self.cache).unwrap_or_default();
+        self.exec.install(|exec| tier.begin(exec, transfer, copies, tensors, ends))?
     }
 
-    /// Copies the rank's part of these blocks and states; returns the checksum of each.
-    pub fn copy(&mut self, direction: Direction, [blocks, states]: [&[BlockCopy]; 2]) -> Result<Vec<u64>, OpError> {
-        let ([block_slots, state_slots], cache) = self.host_slots()?;
-        let mut tensors = M::kept_tensors(cache).unwrap_or_default();
-        let mut sums: Vec<u64> =
-            blocks.iter().map(|copy| block_slots.copy(direction, *copy, &mut tensors.blocks)).collect();
-        sums.extend(states.iter().map(|copy| state_slots.copy(direction, *copy, &mut tensors.states)));
-        Ok(sums)
+    /// Ends a transfer that failed on some rank, once nothing is copied any more.
+    pub fn give_up_copies(&mut self, id: TransferId) -> Result<(), OpError> {
+        let Some(tier) = &mut self.host_tier else { return Ok(()) };
+        self.exec.install(|exec| tier.give_up(exec, id))?
     }
 
     /// True if adapters are enabled.
@@ -282,7 +284,7 @@ impl<M: Model> UncachedRank<M> {
             weights,
             work,
             cache,
-            host_slots: None,
+            host_tier: None,
             inputs,
             lora,
             sampler,

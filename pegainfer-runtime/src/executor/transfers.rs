@@ -6,24 +6,33 @@ use super::progress::Progress;
 use super::rank::Rank;
 use crate::load_error::LoadError;
 use crate::model::Model;
+use pegainfer_core::exec::Device;
 use pegainfer_core::host_memory;
 use pegainfer_core::kv::disk::{AlignedMemory, DiskStore};
 use pegainfer_core::kv::tiers::{Direction, Transfer, TransferDone};
 use pegainfer_core::parallel::Ranks;
+use pegainfer_core::tensor::OpError;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes that are copied between two steps.
+/// Bytes that the CPU copies between two steps.
 const BYTES_AT_ONCE: usize = 16 << 20;
+/// Bytes whose copies a GPU is given between two steps: 10 ms of its link, 2 ms of the CPU.
+const DEVICE_BYTES_AT_ONCE: usize = 512 << 20;
 
 /// Transfers that are not done, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Transfers {
     queue: VecDeque<Progress>,
+    /// Copies between device and host that have begun.
+    begun: Vec<Progress>,
     disk: Option<Disk>,
     /// Bytes of a slot over all ranks.
     slot_bytes: usize,
+    /// True if a GPU copies, while the CPU does something else.
+    on_device: bool,
 }
 
 impl Transfers {
@@ -69,8 +78,9 @@ impl Transfers {
         if has_states && slots[1] == 0 {
             return refused(format!("half of {bytes} bytes holds no state, which has {} bytes", sizes[1]));
         }
-        ranks.run(|rank| rank.open_host_slots(slots))?;
+        ranks.run(|rank| rank.open_host_tier(slots))?;
         self.slot_bytes = sizes[0];
+        self.on_device = ranks.first().exec.device() == Device::Cuda;
         Ok(slots)
     }
 
@@ -83,32 +93,52 @@ impl Transfers {
         self.queue.push_back(Progress::new(transfer));
     }
 
-    /// True if a transfer waits for the disk, and none is to be copied here.
-    pub fn waits_for_disk(&self) -> bool {
-        self.queue.is_empty() && self.disk.as_ref().is_some_and(Disk::is_busy)
+    /// True if a GPU copies, or host memory for that is not ready.
+    pub fn waits_for_device(&self) -> bool {
+        self.on_device && !(self.queue.is_empty() && self.begun.is_empty())
     }
 
-    /// Copies up to [`BYTES_AT_ONCE`] bytes, and returns the transfers that are done. Waits up to `limit` for the disk.
+    /// True if a transfer waits for the disk, and none is to be copied here.
+    pub fn waits_for_disk(&self) -> bool {
+        self.queue.is_empty() && self.begun.is_empty() && self.disk.as_ref().is_some_and(Disk::is_busy)
+    }
+
+    /// Copies as many bytes as fit between two steps, and returns the transfers that are done. Waits up to `limit` for
+    /// the disk.
     pub fn copy_some<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>, limit: Duration) -> Vec<TransferDone> {
         let mut disk = self.disk.take();
         let mut done = Vec::new();
         if let Some(disk) = &mut disk {
             done = disk.finished(limit, |slot, bytes| write_slot(ranks, slot, bytes));
         }
-        let mut left = (BYTES_AT_ONCE / self.slot_bytes.max(1)).max(1);
+        let at_once = if self.on_device { DEVICE_BYTES_AT_ONCE } else { BYTES_AT_ONCE };
+        let mut left = (at_once / self.slot_bytes.max(1)).max(1);
         let (mut later, mut is_full) = (VecDeque::new(), false);
-        while let Some(mut progress) = self.queue.pop_front() {
+        while left > 0
+            && let Some(mut progress) = self.queue.pop_front()
+        {
             let begun = progress.begun;
             match (progress.transfer.direction, &mut disk) {
-                (Direction::Store | Direction::Load, _) => done.extend(copy_blocks(ranks, &mut progress, left)),
+                (Direction::Store | Direction::Load, _) => match begin_copies(ranks, &mut progress, left) {
+                    Ok(all) => {
+                        left = left.saturating_sub(progress.begun - begun);
+                        if all { self.begun.push(progress) } else { later.push_back(progress) }
+                        continue;
+                    }
+                    Err(error) => {
+                        // The error above is the one to report; one of the driver comes again.
+                        let _ = ranks.run(|rank| rank.give_up_copies(progress.transfer.id));
+                        done.push(progress.failed(&error));
+                        continue;
+                    }
+                },
                 // In order, because they may be of one slot. Reads need not wait for them.
                 (Direction::Write | Direction::Erase, Some(_)) if is_full => {}
                 (Direction::Write | Direction::Read | Direction::Erase, Some(disk)) => {
                     disk.submit(&mut progress, left, |slot, bytes| read_slot(ranks, slot, bytes));
                 }
                 (Direction::Write | Direction::Read | Direction::Erase, None) => {
-                    let (id, took) = (progress.transfer.id, Duration::ZERO);
-                    done.push(TransferDone { id, result: Err("there is no disk".to_owned()), took });
+                    done.push(progress.failed(&OpError { op: "host tier", message: "there is no disk".to_owned() }));
                     continue;
                 }
             }
@@ -117,45 +147,75 @@ impl Transfers {
                 is_full |= matches!(progress.transfer.direction, Direction::Write | Direction::Erase);
                 later.push_back(progress);
             }
-            if left == 0 {
-                break;
-            }
         }
         later.append(&mut self.queue);
         (self.queue, self.disk) = (later, disk);
+        done.extend(finish_copies(ranks, &mut self.begun));
         done
     }
 }
 
-/// Copies up to `most` blocks between device and host; returns the end if these are the last, or if it fails.
-fn copy_blocks<M: Model>(ranks: &mut Ranks<Rank<M>>, progress: &mut Progress, most: usize) -> Option<TransferDone> {
-    let since = *progress.since.get_or_insert_with(Instant::now);
-    let blocks = &progress.transfer.blocks[progress.begun..];
-    let blocks = &blocks[..blocks.len().min(most)];
-    let direction = progress.transfer.direction;
+/// Begins to copy up to `most` blocks between device and host, none if the memory of the host is not ready. True if the
+/// whole transfer has begun.
+fn begin_copies<M: Model>(ranks: &mut Ranks<Rank<M>>, progress: &mut Progress, most: usize) -> Result<bool, OpError> {
+    let Transfer { id, direction, blocks, states, .. } = &progress.transfer;
+    let blocks = &blocks[progress.begun..];
+    let room = AtomicUsize::new(most);
+    ranks.run(|rank| {
+        room.fetch_min(rank.host_tier()?.room([blocks, states]), Ordering::Relaxed);
+        Ok(())
+    })?;
+    let room = room.into_inner();
+    if room == 0 {
+        return Ok(false);
+    }
+    let blocks = &blocks[..blocks.len().min(room)];
     // With the last blocks.
     let ends = progress.begun + blocks.len() == progress.transfer.blocks.len();
-    let states = if ends { &progress.transfer.states[..] } else { &[] };
-    let sums = Mutex::new(vec![0u64; blocks.len() + states.len()]);
-    let copied = ranks.run(|rank| {
-        let own = rank.copy(direction, [blocks, states])?;
+    let states = if ends { &states[..] } else { &[] };
+    ranks.run(|rank| rank.begin_copies((*id, *direction), [blocks, states], ends))?;
+    progress.begun += blocks.len();
+    progress.since.get_or_insert_with(Instant::now);
+    Ok(ends)
+}
+
+/// Takes what is done out of `begun`.
+fn finish_copies<M: Model>(ranks: &mut Ranks<Rank<M>>, begun: &mut Vec<Progress>) -> Vec<TransferDone> {
+    let mut ended = |progress: &mut Progress| {
+        let (id, all) = (progress.transfer.id, AtomicBool::new(true));
+        let looked = ranks.run(|rank| {
+            let is_done = rank.host_tier()?.is_done(id)?;
+            all.fetch_and(is_done, Ordering::Relaxed);
+            Ok(())
+        });
+        let sums = match looked {
+            Ok(()) if !all.into_inner() => return None,
+            Ok(()) => take_sums(ranks, &progress.transfer),
+            Err(error) => Err(error),
+        };
+        let took = progress.since.map_or(Duration::ZERO, |since| since.elapsed());
+        Some(TransferDone { id, result: sums.map_err(|error| error.to_string()), took })
+    };
+    let mut done = Vec::new();
+    begun.retain_mut(|progress| {
+        let ended = ended(progress);
+        done.extend(ended.clone());
+        ended.is_none()
+    });
+    done
+}
+
+/// The checksum of each block, and then of each state, over all ranks.
+fn take_sums<M: Model>(ranks: &mut Ranks<Rank<M>>, transfer: &Transfer) -> Result<Vec<u64>, OpError> {
+    let sums = Mutex::new(vec![0u64; transfer.blocks.len() + transfer.states.len()]);
+    ranks.run(|rank| {
+        let own = rank.host_tier()?.take_sums(transfer.id);
         let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
         // In any order of the ranks.
         sums.iter_mut().zip(own).for_each(|(sum, own)| *sum = sum.wrapping_add(own));
         Ok(())
-    });
-    let copied_blocks = blocks.len();
-    progress.begun += copied_blocks;
-    progress.checksums.extend(sums.into_inner().unwrap_or_default());
-    if copied.is_err() {
-        progress.begun = progress.transfer.blocks.len();
-    }
-    if !progress.is_begun() {
-        return None;
-    }
-    let checksums = std::mem::take(&mut progress.checksums);
-    let result = copied.map(|()| checksums).map_err(|error| error.to_string());
-    Some(TransferDone { id: progress.transfer.id, result, took: since.elapsed() })
+    })?;
+    Ok(sums.into_inner().unwrap_or_default())
 }
 
 /// Copies a slot of the host, the part of one rank after the other, to `bytes`.
@@ -163,7 +223,7 @@ fn read_slot<M: Model>(ranks: &mut Ranks<Rank<M>>, slot: u32, bytes: &mut [u8]) 
     let (part, bytes) = (bytes.len() / ranks.count(), Mutex::new(bytes));
     let copied = ranks.run(|rank| {
         let mut bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        bytes[rank.shard.rank * part..][..part].copy_from_slice(rank.host_slot(slot)?);
+        bytes[rank.shard.rank * part..][..part].copy_from_slice(rank.host_tier()?.slot(slot));
         Ok(())
     });
     copied.map_err(|error| error.to_string())
@@ -174,7 +234,7 @@ fn write_slot<M: Model>(ranks: &mut Ranks<Rank<M>>, slot: u32, bytes: &[u8]) -> 
     let part = bytes.len() / ranks.count();
     let copied = ranks.run(|rank| {
         let own = &bytes[rank.shard.rank * part..][..part];
-        rank.host_slot(slot)?.copy_from_slice(own);
+        rank.host_tier()?.slot(slot).copy_from_slice(own);
         Ok(())
     });
     copied.map_err(|error| error.to_string())

@@ -27,6 +27,11 @@ impl Checksum {
         self.words += words.len() as u64;
     }
 
+    /// The checksum of all words if these are the sums `a` and `b` over them, as a device computes them.
+    pub fn of_sums([a, b]: [u64; 2]) -> u64 {
+        Self { a, b, words: 0 }.sum()
+    }
+
     /// The checksum of all bytes so far.
     pub fn sum(self) -> u64 {
         // Odd constants, so that different sums stay different.
