@@ -83,7 +83,9 @@ pub fn load<M: Model>(
     let weights = load_rank_weights::<M>(&mut ranks, &config, &source, &mut progress)?;
     let weights_time = start.elapsed();
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
+    let allocating = Instant::now();
     let mut executor = Executor::<M>::new(config.clone(), ranks, &bounds)?;
+    log::debug!("KV cache and workspace after {:.3} s", allocating.elapsed().as_secs_f64());
     if options.check_ranks {
         executor.check_ranks();
     }
@@ -221,7 +223,10 @@ fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
 /// Runs one token through the model, which checks that weights are finite and touches memory before the first request.
 /// On a GPU, also runs the steps that load kernels and autotune cuBLASLt, and captures CUDA graphs.
 fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usize) -> Result<(), LoadError> {
+    let begun = Instant::now();
+    let seconds = || begun.elapsed().as_secs_f64();
     executor.run(&uniform::<M>(1, 1, 1))?;
+    log::debug!("the first step after {:.3} s", seconds());
     if !executor.logits(1)?.iter().all(|logit| logit.is_finite()) {
         return Err(LoadError::NotFinite);
     }
@@ -240,6 +245,8 @@ fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usi
         executor.on_each_rank(|exec, config| M::end_warm_up(exec, config, largest.1))?;
         ran?;
     }
+    log::debug!("{} steps that choose kernels after {:.3} s", steps.len(), seconds());
     executor.capture_graphs(largest.0, bounds.drafts)?;
+    log::debug!("{} graphs after {:.3} s", executor.captured_graphs(), seconds());
     Ok(())
 }

@@ -31,10 +31,12 @@ impl LoadModel for ModelLoader {
         let text = match text {
             Some(text) => TextSide::Kept(text),
             None => {
-                let mut checkpoint = Checkpoint::load_for(&dir.dir, self.engine.task)?;
-                checkpoint.tokenizer.check_vocab(engine::vocab_size(&dir.dir)?)?;
-                checkpoint.name = dir.hub_id.clone().unwrap_or(checkpoint.name);
-                TextSide::New(Box::new(checkpoint))
+                let (path, id, task) = (dir.dir.clone(), dir.hub_id.clone(), self.engine.task);
+                TextSide::read(move || {
+                    let mut checkpoint = Checkpoint::load_for(&path, task)?;
+                    checkpoint.name = id.unwrap_or(checkpoint.name);
+                    Ok(checkpoint)
+                })?
             }
         };
         let (args, lora, names, runtime) =

@@ -157,13 +157,13 @@ async fn connection(accepted: Accepted, server: Arc<Server>) {
                     let stream = HalfClose::new(stream, open.slot().clone());
                     serve_connection(stream, peer, &open, app, &server).await
                 }
-                Protocol::Http2 => http2::serve_connection(stream, peer, &open, app, &server).await,
+                Protocol::Http2 => Box::pin(http2::serve_connection(stream, peer, &open, app, &server)).await,
             };
         };
         match timeout(server.client_timeout, tls.acceptor(protocol).accept(stream)).await {
             Ok(Ok(stream)) => match protocol {
                 Protocol::Http1 => serve_connection(stream, peer, &open, app, &server).await,
-                Protocol::Http2 => http2::serve_connection(stream, peer, &open, app, &server).await,
+                Protocol::Http2 => Box::pin(http2::serve_connection(stream, peer, &open, app, &server)).await,
             },
             Ok(Err(error)) => log::debug!("a TLS handshake failed: {error}"),
             Err(_) => log::debug!("a client did not complete the TLS handshake in time"),

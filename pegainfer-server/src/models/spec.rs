@@ -3,10 +3,11 @@
 use super::model::{Placement, Text};
 use crate::adapters::Adapters;
 use crate::kv_events::KvEvents;
-use crate::text_service::Checkpoint;
-use anyhow::Result;
+use crate::text_service::{Checkpoint, GrammarTrial};
+use anyhow::{Result, anyhow};
 use pegainfer_core::engine::EngineHandle;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// A model that requests may name.
@@ -33,8 +34,8 @@ impl ModelSpec {
 
 /// Loads a model. The functions block.
 pub trait LoadModel: Send + Sync {
-    /// Finds the checkpoint, downloads it if necessary, reads its text side unless `text` has it, and computes the
-    /// memory that the model takes.
+    /// Finds the checkpoint, downloads it if necessary, begins to read its text side unless `text` has it, and computes
+    /// the memory that the model takes.
     ///
     /// # Errors
     /// There is no such checkpoint, or it cannot be served.
@@ -53,10 +54,33 @@ pub struct Prepared {
 
 /// The text side of a model that is being loaded.
 pub enum TextSide {
-    /// Read from the checkpoint.
-    New(Box<Checkpoint>),
+    /// Read from the checkpoint by a thread, while the engine is loaded.
+    New(JoinHandle<Result<Checkpoint>>),
     /// Kept while the model slept.
     Kept(Box<Text>),
+}
+
+impl TextSide {
+    /// Starts to read the text side of a checkpoint.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn read(read: impl FnOnce() -> Result<Checkpoint> + Send + 'static) -> Result<Self> {
+        Ok(Self::New(thread::Builder::new().name("model-text".into()).spawn(read)?))
+    }
+
+    /// The text side of a model with this engine, once it is read; see [`Text::new`].
+    ///
+    /// # Errors
+    /// The checkpoint has none that can be used.
+    pub fn finish(self, engine: &EngineHandle, trial: Option<GrammarTrial>) -> Result<Text> {
+        let checkpoint = match self {
+            Self::Kept(text) => return Ok(*text),
+            Self::New(reading) => reading.join().map_err(|_| anyhow!("its tokenizer could not be read"))??,
+        };
+        checkpoint.tokenizer.check_vocab(engine.limits().vocab_size)?;
+        Ok(Text::new(checkpoint, engine, trial))
+    }
 }
 
 /// A running engine.

@@ -56,7 +56,8 @@ impl Models {
             return Ok(());
         };
         let loading = Instant::now();
-        let Started { engine, adapters, kv_events, placement, summary } = match start() {
+        let started = start().and_then(|started| Ok((text.finish(&started.engine, self.trial.clone())?, started)));
+        let (text, Started { engine, adapters, kv_events, placement, summary }) = match started {
             Ok(started) => started,
             Err(error) => {
                 drop(turn);
@@ -64,10 +65,6 @@ impl Models {
                 self.bring_back(&evicted);
                 return Err(failed(error));
             }
-        };
-        let text = match text {
-            TextSide::Kept(text) => *text,
-            TextSide::New(checkpoint) => Text::new(*checkpoint, &engine, self.trial.clone()),
         };
         let (took, waited) = (loading.elapsed(), asked.elapsed().as_secs_f64());
         let model = Model::new(spec.names, engine, text, adapters, kv_events, &self.metrics).placed(placement);

@@ -49,7 +49,7 @@ impl LoadModel for Loader {
         model.kept_text.store(text.is_some(), Ordering::SeqCst);
         let text = match text {
             Some(text) => TextSide::Kept(text),
-            None => TextSide::New(Box::new(Checkpoint::load(&model_dir())?)),
+            None => TextSide::read(|| Checkpoint::load(&model_dir()))?,
         };
         let bytes = match model.bytes.load(Ordering::SeqCst) {
             0 => BYTES,
