@@ -107,7 +107,7 @@ pub struct EngineArgs {
     /// dspark by layers of DeepSeek-V4 (0731)
     #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
     pub speculative_config: Option<Speculation>,
-    /// Serve LoRA adapters next to the model; requests name them as `model` (docs/models/lora.md). On the CPU; Qwen3 and
+    /// Serve LoRA adapters next to the model; requests name them as `model` (docs/models/lora.md). Qwen3 and
     /// Qwen3.5
     #[arg(long)]
     pub enable_lora: bool,
