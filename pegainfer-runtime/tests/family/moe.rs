@@ -161,8 +161,10 @@ fn ranks_share_the_width_of_experts_and_refuse_to_cut_blocks() {
         e2e::every_step_agrees(&fixture, engine, |_, case| case.top20.len().min(4), 20);
     }
     let (_, options) = under_test(MOE[1]);
-    let error = load::<Family>(best().execs(2), &options, &mut |_, _| {}).unwrap_err().to_string();
-    assert!(error.contains("2 ranks cannot share"), "{error}");
+    for ranks in rank_counts(&[2]) {
+        let error = load::<Family>(best().execs(ranks), &options, &mut |_, _| {}).unwrap_err().to_string();
+        assert!(error.contains("2 ranks cannot share"), "{error}");
+    }
 }
 
 #[test]
