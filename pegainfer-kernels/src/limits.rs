@@ -49,6 +49,8 @@ limits! {
         THREADS: uint = 256;
         /// Words of a part: four of 64 bits.
         PART_WORDS: uint = 8;
+        /// Maximum number of rows of a launch.
+        MAX_ROWS: uint = 1024;
     }
     /// Mixtures of experts of all models.
     moe {

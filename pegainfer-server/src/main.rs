@@ -22,10 +22,7 @@ const INVALID_USE: u8 = 2;
 fn main() -> ExitCode {
     let started = Instant::now();
     // SAFETY: no other thread runs yet.
-    unsafe {
-        pegainfer_core::cuda::use_one_queue();
-        text_service::limit_encoder_threads();
-    }
+    unsafe { text_service::limit_encoder_threads() };
     let command = match settings::parse::<Cli>(std::env::args_os().collect(), |name| std::env::var_os(name)) {
         Ok(cli) => match cli.unknown_command() {
             None => cli.into_command(),
@@ -47,6 +44,10 @@ fn main() -> ExitCode {
             return ExitCode::from(INVALID_USE);
         }
     };
+    if !matches!(&command, Command::Serve(args) if args.has_kv_copies()) {
+        // SAFETY: no other thread runs yet.
+        unsafe { pegainfer_core::cuda::use_one_queue() };
+    }
     let result = run(command, started);
     logging::flush();
     match result {

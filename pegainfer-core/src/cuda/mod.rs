@@ -27,7 +27,7 @@ pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
 pub(crate) use op_times::DeviceMoment;
 pub use peers::{HostWords, enable_peer_access};
-pub use pinned_slots::{CopyMark, PinnedSlots};
+pub use pinned_slots::{CopyMark, PinnedSlots, SlotBytes};
 pub(crate) use readback_buffer::ReadbackBuffer;
 pub use status::describe;
 pub(crate) use status::error;
@@ -84,7 +84,8 @@ pub struct Cuda {
 }
 
 /// Limits the driver to one hardware queue instead of eight, before it is opened. Each queue takes 7 MB of host memory,
-/// and one is as fast, even for steps with side streams. A value set by the user is kept.
+/// and one is as fast, even for steps with side streams. With one queue a step waits for copies of KV blocks before it.
+/// A value set by the user is kept.
 ///
 /// # Safety
 /// No other thread may run: the environment variable is global to the process.

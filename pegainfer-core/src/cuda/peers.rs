@@ -2,8 +2,8 @@
 
 use super::memory::PinnedBuffer;
 use super::{Cuda, error};
-use crate::tensor::{DType, OpError, Tensor};
-use cudarc::driver::{result, sys};
+use crate::tensor::OpError;
+use cudarc::driver::sys;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -67,19 +67,6 @@ impl HostWords {
     /// Reads a word, and orders it before later reads.
     pub fn load(&self, i: usize) -> u32 {
         self.word(i).load(Ordering::Acquire)
-    }
-
-    /// Copies the words of a tensor to these words, from `first` on, on the current stream; they arrive some time later,
-    /// for which `self` must live.
-    pub fn copy_in(&self, gpu: &Cuda, first: usize, tensor: &Tensor) -> Result<(), OpError> {
-        assert!(first + tensor.elements() <= self.count && tensor.dtype() == DType::U32);
-        let address = self.pinned.slice().as_ptr().cast_mut().cast::<u32>();
-        // SAFETY: the words lie within the buffer, and have atomic accesses only.
-        let copied = unsafe {
-            let to = std::slice::from_raw_parts_mut(address.add(first), tensor.elements());
-            result::memcpy_dtoh_async(to, tensor.device(), gpu.stream().cu_stream())
-        };
-        copied.map_err(error("cuda: copies"))
     }
 
     /// Writes a word.

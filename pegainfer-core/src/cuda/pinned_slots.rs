@@ -1,9 +1,9 @@
 //! Host memory for copies of device memory, page-locked in the background, and these copies.
 
 use super::{Cuda, error};
-use crate::kv::disk::{AlignedMemory, SlotMemory};
 use crate::tensor::{OpError, Tensor};
 use cudarc::driver::{CudaContext, CudaEvent, DriverError, result, sys};
+use memmap2::{MmapOptions, MmapRaw};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,8 +27,21 @@ pub struct PinnedSlots {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Bytes of a tensor and of slots.
+#[derive(Debug, Clone, Copy)]
+pub struct SlotBytes {
+    /// First byte in the tensor.
+    pub at: usize,
+    /// The slot, or the first one of a [`run`](PinnedSlots::run), whose slots are copied whole.
+    pub slot: u32,
+    /// First byte in the slot.
+    pub first: usize,
+    /// Number of bytes.
+    pub bytes: usize,
+}
+
 struct Shared {
-    memory: AlignedMemory,
+    memory: MmapRaw,
     slot_bytes: usize,
     /// Bytes from slot to slot.
     stride: usize,
@@ -45,14 +58,19 @@ impl PinnedSlots {
     /// `slots` slots of `slot_bytes` bytes; at least one of each.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// There is no address space, or no thread.
     pub fn new(gpu: &Cuda, slots: usize, slot_bytes: usize) -> Result<Self, OpError> {
         let stride = slot_bytes.next_multiple_of(PAGE);
         let chunk = stride * (LOCKED_AT_ONCE / stride).max(1);
-        let memory = AlignedMemory::zeroed(slots * stride);
+        let no_memory = |e: std::io::Error| OpError { op: OP, message: format!("no memory: {e}") };
+        // Pages take memory when they are locked, or written first.
+        let memory = MmapRaw::from(MmapOptions::new().len(slots * stride).map_anon().map_err(no_memory)?);
         let [locked, usable] = [0; 2].map(AtomicUsize::new);
         let stops = AtomicBool::new(false);
         let shared = Arc::new(Shared { memory, slot_bytes, stride, chunk, locked, usable, stops });
+        gpu.bind()?;
+        // A few blocks at once, so that the first prompts are copied, too.
+        shared.lock_chunk(0)?;
         let (context, own) = (gpu.context.clone(), shared.clone());
         let name = thread::Builder::new().name("pin host memory".to_owned());
         let thread = name.spawn(move || {
@@ -71,13 +89,13 @@ impl PinnedSlots {
         (slot as usize + 1) * self.shared.stride <= self.shared.usable.load(Ordering::Acquire)
     }
 
-    /// The address of byte `first` of a slot, from which there are `bytes` bytes.
+    /// The address of byte `first` of a slot; there are `bytes` bytes, also of the slots that follow.
     fn address(&self, slot: u32, first: usize, bytes: usize) -> *mut u8 {
-        let Shared { memory, slot_bytes, stride, .. } = &*self.shared;
-        let start = slot as usize * stride;
-        assert!(first + bytes <= *slot_bytes && start + stride <= memory.len(), "bytes outside of their slot");
+        let Shared { memory, stride, .. } = &*self.shared;
+        let start = slot as usize * stride + first;
+        assert!(start + bytes <= memory.len(), "bytes outside of the slots");
         // SAFETY: within the memory, as compared above.
-        unsafe { memory.start().add(start + first) }
+        unsafe { memory.as_mut_ptr().add(start) }
     }
 
     /// The bytes of a slot, which no copy in flight may read or write.
@@ -88,39 +106,39 @@ impl PinnedSlots {
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
-    /// Copies the first `bytes` bytes of `tensor` to a slot, from its byte `first` on, on the current stream. Nobody may
-    /// read the slot before a later mark is reached.
+    /// True if a slot has this number of bytes, and the next one follows without a gap.
+    pub fn is_whole(&self, bytes: usize) -> bool {
+        bytes == self.shared.slot_bytes && bytes == self.shared.stride
+    }
+
+    /// Number of the first of `slots` that follow each other in one piece of locked memory.
+    pub fn run(&self, slots: impl IntoIterator<Item = u32>) -> usize {
+        let Shared { stride, chunk, .. } = &*self.shared;
+        let mut slots = slots.into_iter();
+        let Some(first) = slots.next() else { return 0 };
+        let of_chunk = |slot: u32| slot as usize * stride / chunk;
+        let follows = |(slot, after): &(u32, u32)| slot == after && of_chunk(*slot) == of_chunk(first);
+        1 + slots.zip(first + 1..).take_while(follows).count()
+    }
+
+    /// Copies between `tensor`, from byte `place.at` on, and slots, on the current stream, in the given direction. Until
+    /// a later mark is reached, nobody may read or write what is written, or write what is read.
     ///
     /// # Errors
     /// Errors of the driver.
-    pub fn copy_in(&self, gpu: &Cuda, tensor: &Tensor, (slot, first, bytes): (u32, usize, usize)) -> Result<(), OpError> {
-        let to = self.address(slot, first, bytes);
-        debug_assert!(bytes <= tensor.bytes() as usize);
+    pub fn copy(&self, gpu: &Cuda, tensor: &mut Tensor, place: SlotBytes, to_slots: bool) -> Result<(), OpError> {
+        let SlotBytes { at, slot, first, bytes } = place;
+        let host = self.address(slot, first, bytes);
+        assert!(at + bytes <= tensor.bytes() as usize, "bytes outside of the tensor");
+        let (device, stream) = (tensor.device() + at as u64, gpu.stream().cu_stream());
         // SAFETY: both sides have that many bytes. `drop` waits for the copy before it frees the slots; the tensor's
         // memory is freed when the device has no work left.
         let copied = unsafe {
-            let to = std::slice::from_raw_parts_mut(to, bytes);
-            result::memcpy_dtoh_async(to, tensor.device(), gpu.stream().cu_stream())
-        };
-        copied.map_err(error(OP))
-    }
-
-    /// The opposite of [`copy_in`](Self::copy_in). Nobody may write the slot before a later mark is reached.
-    ///
-    /// # Errors
-    /// Errors of the driver.
-    pub fn copy_out(
-        &self,
-        gpu: &Cuda,
-        tensor: &mut Tensor,
-        (slot, first, bytes): (u32, usize, usize),
-    ) -> Result<(), OpError> {
-        let from = self.address(slot, first, bytes);
-        debug_assert!(bytes <= tensor.bytes() as usize);
-        // SAFETY: as in `copy_in`.
-        let copied = unsafe {
-            let from = std::slice::from_raw_parts(from, bytes);
-            result::memcpy_htod_async(tensor.device(), from, gpu.stream().cu_stream())
+            if to_slots {
+                result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(host, bytes), device, stream)
+            } else {
+                result::memcpy_htod_async(device, std::slice::from_raw_parts(host, bytes), stream)
+            }
         };
         copied.map_err(error(OP))
     }
@@ -150,24 +168,30 @@ impl Shared {
     /// Locks chunk after chunk until all is locked, or it is told to stop.
     fn lock(&self, context: &CudaContext) -> Result<(), OpError> {
         context.bind_to_thread().map_err(error(OP))?;
-        for first in (0..self.memory.len()).step_by(self.chunk) {
+        for first in (self.chunk..self.memory.len()).step_by(self.chunk) {
             if self.stops.load(Ordering::Acquire) {
                 return Ok(());
             }
-            let bytes = self.chunk.min(self.memory.len() - first);
-            // SAFETY: within the memory; `unlock` undoes it before that is freed.
-            let status = unsafe { sys::cuMemHostRegister_v2(self.memory.start().add(first).cast(), bytes, 0) };
-            status.result().map_err(error(OP))?;
-            self.locked.store(first + bytes, Ordering::Release);
-            self.usable.store(first + bytes, Ordering::Release);
+            self.lock_chunk(first)?;
         }
+        Ok(())
+    }
+
+    /// Locks the chunk that begins at byte `first`; those before it are locked. The context is bound.
+    fn lock_chunk(&self, first: usize) -> Result<(), OpError> {
+        let bytes = self.chunk.min(self.memory.len() - first);
+        // SAFETY: within the memory; `unlock` undoes it before that is freed.
+        let status = unsafe { sys::cuMemHostRegister_v2(self.memory.as_mut_ptr().add(first).cast(), bytes, 0) };
+        status.result().map_err(error(OP))?;
+        self.locked.store(first + bytes, Ordering::Release);
+        self.usable.store(first + bytes, Ordering::Release);
         Ok(())
     }
 
     fn unlock(&self) -> Result<(), DriverError> {
         for first in (0..self.locked.load(Ordering::Acquire)).step_by(self.chunk) {
             // SAFETY: it was locked by `lock` in chunks of this size.
-            unsafe { sys::cuMemHostUnregister(self.memory.start().add(first).cast()) }.result()?;
+            unsafe { sys::cuMemHostUnregister(self.memory.as_mut_ptr().add(first).cast()) }.result()?;
         }
         Ok(())
     }

@@ -148,7 +148,10 @@ impl Streams {
 
     /// Sends ops to this stream for copies until [`leave`](Self::leave).
     pub fn enter_copies(&mut self, copy: usize) {
-        assert!(self.current == Current::Main && copy < self.copies.len(), "no stream for copies, or one within another");
+        assert!(
+            self.current == Current::Main && copy < self.copies.len(),
+            "no stream for copies, or one within another"
+        );
         self.current = Current::Copy(copy);
     }
 

@@ -1,8 +1,8 @@
-// A row of several tensors to one place and back, with the sums of its words: `pack` and `unpack`, for copies of KV
-// blocks outside the device. One block a part, which lies within a row of one tensor.
+// Rows of several tensors to one place and back, with the sums of their words: `pack` and `unpack`, for copies of KV
+// blocks outside the device. A part lies within a row of one tensor.
 //
-//   packed[at + i] = part[row * stride + i] for each byte i of each part; unpack: the other way
-//   sums = Σ w_i, Σ (i + 1) w_i mod 2^64 over the 32-bit words of packed, which is `kv::tiers::Checksum`
+//   packed[j, at + i] = part[rows[j] * stride + i] for each byte i of each part; unpack: the other way
+//   sums[j] = Σ w_i, Σ (i + 1) w_i mod 2^64 over the 32-bit words of packed[j], which is `kv::tiers::Checksum`
 // All GPUs. Bound by memory. Reference: src/ops/pack_rows.rs.
 #include "common/base.cuh"
 #include "abi/rows_pack.h"
@@ -52,28 +52,36 @@ __device__ __forceinline__ uint64_t warp_sum(uint64_t v) {
     return v;
 }
 
-// Adds the sums of all threads of all blocks. The last block to arrive writes them, and leaves `totals` zero.
-__device__ __forceinline__ void write_sums(Sums sums, unsigned long long *totals, uint32_t *arrived, uint64_t *out) {
+// Sums of a row until all its parts have arrived; zero between kernels.
+struct Totals {
+    unsigned long long a, b;
+    uint32_t arrived, unused;
+};
+
+// Adds the sums of all threads of all blocks of a row. The last block to arrive writes them, and leaves `totals` zero.
+__device__ __forceinline__ void write_sums(Sums sums, Totals *totals, uint64_t *out) {
     sums.a = warp_sum(sums.a);
     sums.b = warp_sum(sums.b);
     if (threadIdx.x % 32 == 0) {
-        atomicAdd(totals, (unsigned long long)sums.a);
-        atomicAdd(totals + 1, (unsigned long long)sums.b);
+        atomicAdd(&totals->a, (unsigned long long)sums.a);
+        atomicAdd(&totals->b, (unsigned long long)sums.b);
         __threadfence();
     }
     __syncthreads();
-    if (threadIdx.x == 0 && arrive_last(arrived, gridDim.x)) {
-        out[0] = atomicExch(totals, 0ull);
-        out[1] = atomicExch(totals + 1, 0ull);
+    if (threadIdx.x == 0 && arrive_last(&totals->arrived, gridDim.x)) {
+        out[0] = atomicExch(&totals->a, 0ull);
+        out[1] = atomicExch(&totals->b, 0ull);
     }
 }
 
 template <bool kPack>
-__device__ __forceinline__ void pack_part(const uint32_t *parts, char *packed, uint32_t *sums_out, uint32_t row,
-                                          uint64_t *totals, uint32_t *arrived) {
+__device__ __forceinline__ void pack_part(const uint32_t *parts, char *packed, const uint32_t *rows, uint32_t pitch,
+                                          uint64_t *sums_out, uint64_t *totals) {
     const Part part = reinterpret_cast<const Part *>(parts)[blockIdx.x];
-    // The words of a piece are numbered from its first part on, the bytes of `packed`, too.
-    const uint64_t at = part.at - reinterpret_cast<const Part *>(parts)[0].at;
+    // The bytes of a piece are numbered from its first part on.
+    const uint64_t at = part.at - reinterpret_cast<const Part *>(parts)[0].at + uint64_t(blockIdx.y) * pitch;
+    // The host has written it since an earlier kernel ran.
+    const uint32_t row = *reinterpret_cast<const volatile uint32_t *>(rows + blockIdx.y);
     char *in_tensor = part.rows + row * part.stride, *in_packed = packed + at;
     const char *from = kPack ? in_tensor : in_packed;
     char *to = kPack ? in_packed : in_tensor;
@@ -83,21 +91,25 @@ __device__ __forceinline__ void pack_part(const uint32_t *parts, char *packed, u
     } else {
         copy<uint32_t>(from, to, part.bytes, part.at / 4, sums);
     }
-    write_sums(sums, reinterpret_cast<unsigned long long *>(totals), arrived, reinterpret_cast<uint64_t *>(sums_out));
+    write_sums(sums, reinterpret_cast<Totals *>(totals) + blockIdx.y, sums_out + 2 * blockIdx.y);
 }
 
-// One block a part.
+// One block a part and row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     pack(const uint32_t *__restrict__ parts, // [gridDim.x, 8]
-         uint8_t *__restrict__ packed, uint32_t *__restrict__ sums, uint32_t row, uint64_t *__restrict__ totals,
-         uint32_t *__restrict__ arrived) {
-    pack_part<true>(parts, reinterpret_cast<char *>(packed), sums, row, totals, arrived);
+         uint8_t *__restrict__ packed,       // [gridDim.y, pitch]
+         const uint32_t *__restrict__ rows,  // [gridDim.y], memory of the host
+         uint64_t *__restrict__ sums,        // [gridDim.y, 2], memory of the host
+         uint64_t *__restrict__ totals, uint32_t pitch) {
+    pack_part<true>(parts, reinterpret_cast<char *>(packed), rows, pitch, sums, totals);
 }
 
-// One block a part.
+// One block a part and row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     unpack(const uint32_t *__restrict__ parts, // [gridDim.x, 8]
-           uint8_t *__restrict__ packed, uint32_t *__restrict__ sums, uint32_t row, uint64_t *__restrict__ totals,
-           uint32_t *__restrict__ arrived) {
-    pack_part<false>(parts, reinterpret_cast<char *>(packed), sums, row, totals, arrived);
+           uint8_t *__restrict__ packed,       // [gridDim.y, pitch]
+           const uint32_t *__restrict__ rows,  // [gridDim.y], memory of the host
+           uint64_t *__restrict__ sums,        // [gridDim.y, 2], memory of the host
+           uint64_t *__restrict__ totals, uint32_t pitch) {
+    pack_part<false>(parts, reinterpret_cast<char *>(packed), rows, pitch, sums, totals);
 }

@@ -6,8 +6,11 @@
 use super::check::Check;
 use crate::cuda;
 use crate::limits::pack::PART_WORDS;
+use pegainfer_core::cuda::HostWords;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+pub use crate::limits::pack::MAX_ROWS;
 
 /// Most bytes of a part, which a block of threads copies.
 const PART_BYTES: usize = 32 << 10;
@@ -63,41 +66,57 @@ pub fn pack_pieces(exec: &mut Exec, tensors: &[&mut Tensor], most: usize) -> Res
     Ok(pieces.into_iter().map(piece).collect())
 }
 
-/// `packed[i] = rows[first + i]` for the bytes of `piece`, where `rows` is row `row` of each tensor of
-/// [`pack_pieces`], one after the other; `sums = Σ w_i, Σ (first / 4 + i + 1) w_i` mod 2^64 over the 32-bit words `w_i` of
-/// `packed`. The sums of all pieces add up to those of [`Checksum`](pegainfer_core::kv::tiers::Checksum).
-///
-/// `packed`: `[n]` u8, at least the bytes of the piece; `sums`: `[4]` u32, two 64-bit numbers.
-///
-/// # Errors
-/// Another device than a GPU, other shapes, or no such row.
-pub fn pack_rows(
-    exec: &mut Exec,
-    piece: &PackPiece,
-    row: usize,
-    packed: &mut Tensor,
-    sums: &mut Tensor,
-) -> Result<(), OpError> {
-    check("pack_rows", piece, row, packed, sums)?;
-    cuda::pack_rows(exec, &piece.parts, row, packed, sums, false)
+impl PackPiece {
+    /// `[parts, 8]`, see the field.
+    pub(crate) fn parts(&self) -> &Tensor {
+        &self.parts
+    }
 }
 
-/// The opposite of [`pack_rows`]: `rows[first + i] = packed[i]`, with the same sums.
+/// Rows of a launch, in words of the host's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct PackedRows<'a> {
+    /// The words.
+    pub words: &'a HostWords,
+    /// The first of `count` words with the numbers of the rows.
+    pub rows: usize,
+    /// The first of four words for each row's two sums, on an even place.
+    pub sums: usize,
+    /// Number of rows.
+    pub count: usize,
+}
+
+/// `packed[j, i] = row[first + i]` for the bytes of `piece` and each row `j` of `rows`, where `row` is that row of each
+/// tensor of [`pack_pieces`], one after the other. The sums of a row are `Σ w_i` and `Σ (first / 4 + i + 1) w_i` mod
+/// 2^64 over the 32-bit words `w_i` of `packed[j]`: those of all pieces add up to the sums of
+/// [`Checksum`](pegainfer_core::kv::tiers::Checksum). They are in the host's memory when the stream is done.
+///
+/// `packed`: u8, at least `count` times the bytes of the piece.
+///
+/// # Errors
+/// Another device than a GPU, a `packed` that is too small, no row or more than [`MAX_ROWS`], or no such row.
+pub fn pack_rows(exec: &mut Exec, piece: &PackPiece, rows: PackedRows<'_>, packed: &mut Tensor) -> Result<(), OpError> {
+    check("pack_rows", piece, rows, packed)?;
+    cuda::pack_rows(exec, piece, rows, packed, false)
+}
+
+/// The opposite of [`pack_rows`]: `row[first + i] = packed[j, i]`, with the same sums.
 pub fn unpack_rows(
     exec: &mut Exec,
     piece: &PackPiece,
-    row: usize,
+    rows: PackedRows<'_>,
     packed: &mut Tensor,
-    sums: &mut Tensor,
 ) -> Result<(), OpError> {
-    check("unpack_rows", piece, row, packed, sums)?;
-    cuda::pack_rows(exec, &piece.parts, row, packed, sums, true)
+    check("unpack_rows", piece, rows, packed)?;
+    cuda::pack_rows(exec, piece, rows, packed, true)
 }
 
-fn check(op: &'static str, piece: &PackPiece, row: usize, packed: &Tensor, sums: &Tensor) -> Result<(), OpError> {
+fn check(op: &'static str, piece: &PackPiece, rows: PackedRows<'_>, packed: &Tensor) -> Result<(), OpError> {
     let check = Check(op);
     check.is(packed, DType::U8, &[packed.elements()])?;
-    check.is(sums, DType::U32, &[4])?;
-    check.that(packed.elements() >= piece.bytes, "packed has fewer bytes than the piece")?;
-    check.that(row < piece.rows, "the tensors have no such row")
+    check.that((1..=MAX_ROWS).contains(&rows.count), "no rows, or too many")?;
+    check.that(packed.elements() >= rows.count * piece.bytes, "packed is too small")?;
+    check.that(rows.sums.is_multiple_of(2), "the sums begin between two words of 64 bits")?;
+    let exist = (0..rows.count).all(|i| (rows.words.load(rows.rows + i) as usize) < piece.rows);
+    check.that(exist, "the tensors have no such row")
 }

@@ -1,12 +1,13 @@
 //! Rows of several tensors packed by a GPU, and back: bytes and checksum as the host has them, and the time of a block.
 
 use super::seconds;
+use pegainfer_core::cuda::HostWords;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::tiers::Checksum;
 use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::cuda;
-use pegainfer_kernels::ops::{PackPiece, pack_pieces, pack_rows, unpack_rows};
+use pegainfer_kernels::ops::{PackPiece, PackedRows, pack_pieces, pack_rows, unpack_rows};
 
 const ROWS: usize = 5;
 /// Bytes of a row of each tensor: some whole vectors, some not, some of several parts.
@@ -20,7 +21,11 @@ pub fn run() -> bool {
     let mut good = true;
     for (shape, most) in SHAPES.into_iter().flat_map(|shape| MOST.map(|most| (shape, most))) {
         let agrees = agrees(&mut gpu, shape, most);
-        println!("{} tensors, pieces of at most {most} bytes: {}", shape.len(), if agrees { "ok" } else { "DIFFERENT" });
+        println!(
+            "{} tensors, pieces of at most {most} bytes: {}",
+            shape.len(),
+            if agrees { "ok" } else { "DIFFERENT" }
+        );
         good &= agrees;
     }
     time(&mut gpu);
@@ -48,33 +53,44 @@ fn agrees(gpu: &mut Exec, shape: &[usize], most: usize) -> bool {
     let mut hosts: Vec<Vec<u8>> = (0..).zip(shape).map(|(seed, bytes)| words(ROWS * bytes, seed)).collect();
     tensors.iter_mut().zip(&hosts).for_each(|(tensor, host)| gpu.fill_rows(tensor, host).unwrap());
     let pieces = pack_pieces(gpu, &tensors.iter_mut().collect::<Vec<_>>(), most).unwrap();
-    let (from, to) = (3, 1);
-    let expected: Vec<u8> =
-        hosts.iter().zip(shape).flat_map(|(host, bytes)| &host[from * bytes..][..*bytes]).copied().collect();
-    let mut checksum = Checksum::default();
-    checksum.add(&expected);
-    let mut packed = gpu.tensor("packed", &[most.max(32 << 10)], DType::U8).unwrap();
-    let mut sums = gpu.tensor("sums", &[4], DType::U32).unwrap();
-    let (mut there, mut back, mut bytes) = ([0u64; 2], [0u64; 2], Vec::new());
+    // Two rows at once.
+    let (from, to) = ([3usize, 0], [1usize, 4]);
+    let row_of = |row: usize| -> Vec<u8> {
+        hosts.iter().zip(shape).flat_map(|(host, bytes)| &host[row * bytes..][..*bytes]).copied().collect()
+    };
+    let expected = from.map(row_of);
+    let checksums = expected.each_ref().map(|bytes| {
+        let mut checksum = Checksum::default();
+        checksum.add(bytes);
+        checksum.sum()
+    });
+    let mut packed = gpu.tensor("packed", &[2 * most.max(32 << 10)], DType::U8).unwrap();
+    let words = HostWords::new(gpu.gpu().unwrap(), 20).unwrap();
+    for i in 0..2 {
+        words.store(i, from[i] as u32);
+        words.store(2 + i, to[i] as u32);
+    }
+    let rows = |rows, sums| PackedRows { words: &words, rows, sums, count: 2 };
+    let (mut sums, mut bytes) = ([[0u64; 2]; 4], [Vec::new(), Vec::new()]);
     for piece in &pieces {
-        pack_rows(gpu, piece, from, &mut packed, &mut sums).unwrap();
-        add(gpu, &sums, &mut there);
-        bytes.extend_from_slice(&contents(gpu, &packed)[..piece.bytes]);
-        unpack_rows(gpu, piece, to, &mut packed, &mut sums).unwrap();
-        add(gpu, &sums, &mut back);
+        pack_rows(gpu, piece, rows(0, 4), &mut packed).unwrap();
+        let all = contents(gpu, &packed);
+        (0..2).for_each(|i| bytes[i].extend_from_slice(&all[i * piece.bytes..][..piece.bytes]));
+        unpack_rows(gpu, piece, rows(2, 12), &mut packed).unwrap();
+        gpu.synchronize().unwrap();
+        for (i, sums) in sums.iter_mut().enumerate() {
+            for (half, sum) in sums.iter_mut().enumerate() {
+                let word = 4 + 4 * i + 2 * half;
+                *sum = sum.wrapping_add(u64::from(words.load(word)) | u64::from(words.load(word + 1)) << 32);
+            }
+        }
     }
     for (host, bytes) in hosts.iter_mut().zip(shape) {
-        host.copy_within(from * bytes..(from + 1) * bytes, to * bytes);
+        (0..2).for_each(|i| host.copy_within(from[i] * bytes..(from[i] + 1) * bytes, to[i] * bytes));
     }
     let same = tensors.iter().zip(&hosts).all(|(tensor, host)| contents(gpu, tensor) == *host);
-    same && bytes == expected && [there, back].iter().all(|sums| Checksum::of_sums(*sums) == checksum.sum())
-}
-
-fn add(gpu: &Exec, sums: &Tensor, to: &mut [u64; 2]) {
-    let mut halves = [0u32; 4];
-    gpu.read(sums, 0, &mut halves).unwrap();
-    let [a, b, c, d] = halves.map(u64::from);
-    *to = [to[0].wrapping_add(a | b << 32), to[1].wrapping_add(c | d << 32)];
+    let right = sums.iter().enumerate().all(|(i, sums)| Checksum::of_sums(*sums) == checksums[i % 2]);
+    same && right && bytes == expected
 }
 
 /// Prints the time of a block of Qwen3-4B.
@@ -82,9 +98,13 @@ fn time(gpu: &mut Exec) {
     let mut tensors = tensors(gpu, SHAPES[0]);
     let pieces: Vec<PackPiece> = pack_pieces(gpu, &tensors.iter_mut().collect::<Vec<_>>(), 8 << 20).unwrap();
     let mut packed = gpu.tensor("packed", &[8 << 20], DType::U8).unwrap();
-    let mut sums = gpu.tensor("sums", &[4], DType::U32).unwrap();
+    let words = HostWords::new(gpu.gpu().unwrap(), 16).unwrap();
+    (0..3).for_each(|i| words.store(i, i as u32));
     let piece = &pieces[0];
-    let pack = 1e6 * seconds(gpu, |gpu| pack_rows(gpu, piece, 3, &mut packed, &mut sums).unwrap());
-    let unpack = 1e6 * seconds(gpu, |gpu| unpack_rows(gpu, piece, 3, &mut packed, &mut sums).unwrap());
-    println!("a block of {} bytes: pack {pack:.1} us, unpack {unpack:.1} us", piece.bytes);
+    for count in [1, 3] {
+        let rows = PackedRows { words: &words, rows: 0, sums: 4, count };
+        let pack = 1e6 * seconds(gpu, |gpu| pack_rows(gpu, piece, rows, &mut packed).unwrap());
+        let unpack = 1e6 * seconds(gpu, |gpu| unpack_rows(gpu, piece, rows, &mut packed).unwrap());
+        println!("{count} blocks of {} bytes: pack {pack:.1} us, unpack {unpack:.1} us", piece.bytes);
+    }
 }

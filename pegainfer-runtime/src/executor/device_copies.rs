@@ -1,18 +1,20 @@
 //! Copies of KV blocks and states between a GPU and host memory, beside its steps.
 //!
-//! A block is packed into staging memory of the device and copied to its slot, or the other way, with the checksum of
-//! its bytes as the device sees them. There are two streams for each direction: while one copies, the other packs.
+//! Some blocks at once are packed into staging memory of the device and copied to their slots, or the other way, with
+//! the checksums of their bytes as the device sees them. There are two streams for each direction: while one copies,
+//! the other packs. A kernel that runs all layers of a step leaves no multiprocessor to others, so that packing waits
+//! for its end: staging memory holds what is copied meanwhile.
 
-use pegainfer_core::cuda::{CopyMark, HostWords, PinnedSlots};
+use pegainfer_core::cuda::{CopyMark, HostWords, PinnedSlots, SlotBytes};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::tiers::{BlockCopy, Checksum, Direction, TransferId};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{PackPiece, pack_pieces, pack_rows, unpack_rows};
+use pegainfer_kernels::ops::{MAX_PACKED_ROWS, PackPiece, PackedRows, pack_pieces, pack_rows, unpack_rows};
 
 /// Streams for each direction.
 const STREAMS: usize = 2;
-/// Bytes of the staging memory of a stream: a block of most models.
-const STAGING_BYTES: usize = 8 << 20;
+/// Bytes of the staging memory of a stream that stores, and of one that loads, for which requests wait.
+const STAGING_BYTES: [usize; 2] = [16 << 20, 64 << 20];
 /// Most pieces in flight.
 const PIECES: usize = 32 << 10;
 /// Words of the sums of a piece.
@@ -23,10 +25,12 @@ const SUM_WORDS: usize = 4;
 pub(super) struct DeviceCopies {
     /// Blocks, then states if the model has some.
     kinds: Vec<Kind>,
-    /// Streams that store, then streams that load.
-    streams: Vec<Staging>,
-    /// Sums of the pieces in flight, piece `n` at `n % PIECES`.
-    sums: HostWords,
+    /// `[bytes]` u8 for each stream: those that store, then those that load.
+    staging: Vec<Tensor>,
+    /// The stream of its direction that is next.
+    next: usize,
+    /// Rows and, behind them all, sums of the pieces in flight, piece `n` at `n % PIECES`.
+    words: HostWords,
     /// Number of pieces so far, and of those that are done.
     begun: usize,
     done: usize,
@@ -41,20 +45,12 @@ struct Kind {
     pieces: Vec<PackPiece>,
 }
 
-#[derive(Debug)]
-struct Staging {
-    /// `[STAGING_BYTES]` u8.
-    packed: Tensor,
-    /// `[4]` u32.
-    sums: Tensor,
-}
-
 /// A transfer that has begun.
 #[derive(Debug)]
 struct InFlight {
     id: TransferId,
-    /// First pieces of its blocks and states, and how many pieces each has.
-    copies: Vec<(usize, usize)>,
+    /// Pieces of its blocks and states, in order.
+    copies: Vec<Vec<usize>>,
     /// Once all of it has begun.
     mark: Option<CopyMark>,
 }
@@ -65,13 +61,17 @@ impl DeviceCopies {
         exec.open_copy_streams(2 * STREAMS)?;
         let mut opened = Vec::new();
         for (tensors, slots) in kinds.into_iter().filter(|(_, slots)| *slots > 0) {
-            let pieces = pack_pieces(exec, tensors, STAGING_BYTES)?;
+            let pieces = pack_pieces(exec, tensors, STAGING_BYTES[0])?;
             let bytes = pieces.iter().map(|piece| piece.bytes).sum();
             opened.push(Kind { slots: PinnedSlots::new(exec.gpu()?, slots, bytes)?, pieces });
         }
-        let streams = (0..2 * STREAMS).map(|_| Staging::new(exec)).collect::<Result<_, _>>()?;
-        let sums = HostWords::new(exec.gpu()?, SUM_WORDS * PIECES)?;
-        Ok(Self { kinds: opened, streams, sums, begun: 0, done: 0, transfers: Vec::new() })
+        let mut staging = Vec::new();
+        for bytes in STAGING_BYTES.into_iter().flat_map(|bytes| [bytes; STREAMS]) {
+            let tensor = exec.tensor("packed", &[bytes], DType::U8);
+            staging.push(tensor.map_err(|e| OpError { op: "host tier", message: e.to_string() })?);
+        }
+        let words = HostWords::new(exec.gpu()?, (1 + SUM_WORDS) * PIECES)?;
+        Ok(Self { kinds: opened, staging, next: 0, words, begun: 0, done: 0, transfers: Vec::new() })
     }
 
     /// The bytes of a block's slot.
@@ -99,28 +99,57 @@ impl DeviceCopies {
             self.transfers.push(InFlight { id, copies: Vec::new(), mark: None });
         }
         let mut listed = Vec::new();
-        for (kind, copies) in self.kinds.iter().zip(copies) {
-            let Kind { slots, pieces } = kind;
-            for copy in copies {
-                listed.push((self.begun, pieces.len()));
-                for piece in pieces {
-                    let stream = self.begun % STREAMS + if direction == Direction::Load { STREAMS } else { 0 };
-                    let words = (&self.sums, self.begun % PIECES * SUM_WORDS);
-                    let staging = &mut self.streams[stream];
-                    exec.on_copy_stream(stream, |exec| {
-                        staging.copy(exec, slots, piece, (*copy, direction), words)
-                    })?;
-                    self.begun += 1;
+        for (kind, copies) in (0..self.kinds.len()).zip(copies) {
+            let first = listed.len();
+            listed.resize(first + copies.len(), Vec::new());
+            for piece in 0..self.kinds[kind].pieces.len() {
+                let mut left = copies;
+                while !left.is_empty() {
+                    let (begun, count) = (self.begun, self.copy_some(exec, (kind, piece), left, direction)?);
+                    let done = first + copies.len() - left.len();
+                    listed[done..done + count].iter_mut().zip(begun..).for_each(|(pieces, piece)| pieces.push(piece));
+                    left = &left[count..];
                 }
             }
         }
-        let first = if direction == Direction::Load { STREAMS } else { 0 };
+        let first = first_stream(direction);
         let mark = if ends { Some(exec.gpu()?.mark_copies(first, STREAMS)?) } else { None };
         if let Some(transfer) = self.transfers.iter_mut().find(|transfer| transfer.id == id) {
             transfer.copies.extend(listed);
             transfer.mark = mark;
         }
         Ok(())
+    }
+
+    /// Begins to copy a piece of the first of these rows, as many as fit; returns their number.
+    fn copy_some(
+        &mut self,
+        exec: &mut Exec,
+        (kind, piece): (usize, usize),
+        copies: &[BlockCopy],
+        direction: Direction,
+    ) -> Result<usize, OpError> {
+        let Kind { slots, pieces } = &self.kinds[kind];
+        let (piece, stream) = (&pieces[piece], first_stream(direction) + self.next);
+        let (packed, rows) = (&mut self.staging[stream], self.begun % PIECES);
+        let fit = (packed.elements() / piece.bytes).clamp(1, MAX_PACKED_ROWS).min(PIECES - rows);
+        let copies = &copies[..copies.len().min(fit)];
+        for (word, copy) in (rows..).zip(copies) {
+            self.words.store(word, copy.block);
+        }
+        let sums = PIECES + SUM_WORDS * rows;
+        let rows = PackedRows { words: &self.words, rows, sums, count: copies.len() };
+        exec.on_copy_stream(stream, |exec| {
+            if direction == Direction::Load {
+                copy_slots(exec, slots, piece, copies, packed, false)?;
+                return unpack_rows(exec, piece, rows, packed);
+            }
+            pack_rows(exec, piece, rows, packed)?;
+            copy_slots(exec, slots, piece, copies, packed, true)
+        })?;
+        self.begun += copies.len();
+        self.next = (self.next + 1) % STREAMS;
+        Ok(copies.len())
     }
 
     /// Ends a transfer, once nothing is copied any more.
@@ -146,49 +175,42 @@ impl DeviceCopies {
     pub fn take_sums(&mut self, id: TransferId) -> Vec<u64> {
         let Some(at) = self.transfers.iter().position(|transfer| transfer.id == id) else { return Vec::new() };
         let transfer = self.transfers.remove(at);
-        let half = |word: usize| u64::from(self.sums.load(word));
+        let half = |word: usize| u64::from(self.words.load(word));
         let number = |word: usize| half(word) | half(word + 1) << 32;
-        let sum_of = |&(first, pieces): &(usize, usize)| {
-            let words = (first..first + pieces).map(|piece| piece % PIECES * SUM_WORDS);
-            let both = words.fold([0u64; 2], |[a, b], at| {
-                [a.wrapping_add(number(at)), b.wrapping_add(number(at + 2))]
-            });
+        let sum_of = |pieces: &Vec<usize>| {
+            let places = pieces.iter().map(|piece| PIECES + SUM_WORDS * (piece % PIECES));
+            let both =
+                places.fold([0u64; 2], |[a, b], at| [a.wrapping_add(number(at)), b.wrapping_add(number(at + 2))]);
             Checksum::of_sums(both)
         };
         let sums = transfer.copies.iter().map(sum_of).collect();
-        let oldest = self.transfers.iter().filter_map(|transfer| transfer.copies.first()).map(|(first, _)| *first).min();
-        self.done = oldest.unwrap_or(self.begun);
+        let oldest = self.transfers.iter().filter_map(|transfer| transfer.copies.first()?.first()).min();
+        self.done = oldest.copied().unwrap_or(self.begun);
         sums
     }
 }
 
-impl Staging {
-    fn new(exec: &mut Exec) -> Result<Self, OpError> {
-        let mut tensor = |name, elements, dtype| {
-            let tensor = exec.tensor(name, &[elements], dtype);
-            tensor.map_err(|e| OpError { op: "host tier", message: e.to_string() })
-        };
-        Ok(Self { packed: tensor("packed", STAGING_BYTES, DType::U8)?, sums: tensor("sums", SUM_WORDS, DType::U32)? })
-    }
+/// The first of the streams of a direction.
+fn first_stream(direction: Direction) -> usize {
+    if direction == Direction::Load { STREAMS } else { 0 }
+}
 
-    /// Copies a piece of a row on the current stream, and its sums to `words` from the given one on.
-    fn copy(
-        &mut self,
-        exec: &mut Exec,
-        slots: &PinnedSlots,
-        piece: &PackPiece,
-        (copy, direction): (BlockCopy, Direction),
-        (words, first): (&HostWords, usize),
-    ) -> Result<(), OpError> {
-        let Self { packed, sums } = self;
-        let (row, place) = (copy.block as usize, (copy.slot, piece.first, piece.bytes));
-        if direction == Direction::Load {
-            slots.copy_out(exec.gpu()?, packed, place)?;
-            unpack_rows(exec, piece, row, packed, sums)?;
-        } else {
-            pack_rows(exec, piece, row, packed, sums)?;
-            slots.copy_in(exec.gpu()?, packed, place)?;
-        }
-        words.copy_in(exec.gpu()?, first, sums)
+/// Copies a piece of each of these rows between `packed` and their slots, on the current stream.
+fn copy_slots(
+    exec: &mut Exec,
+    slots: &PinnedSlots,
+    piece: &PackPiece,
+    copies: &[BlockCopy],
+    packed: &mut Tensor,
+    to_slots: bool,
+) -> Result<(), OpError> {
+    let mut done = 0;
+    while let Some(copy) = copies.get(done) {
+        let run = if slots.is_whole(piece.bytes) { slots.run(copies[done..].iter().map(|copy| copy.slot)) } else { 1 };
+        let (at, bytes) = (done * piece.bytes, run * piece.bytes);
+        let place = SlotBytes { at, slot: copy.slot, first: piece.first, bytes };
+        slots.copy(exec.gpu()?, packed, place, to_slots)?;
+        done += run;
     }
+    Ok(())
 }

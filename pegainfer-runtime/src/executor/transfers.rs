@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes that the CPU copies between two steps.
 const BYTES_AT_ONCE: usize = 16 << 20;
-/// Bytes whose copies a GPU is given between two steps: 10 ms of its link, 2 ms of the CPU.
+/// Bytes whose copies a GPU is given between two steps: 10 ms of its link.
 const DEVICE_BYTES_AT_ONCE: usize = 512 << 20;
 
 /// Transfers that are not done, oldest first.
@@ -122,7 +122,11 @@ impl Transfers {
                 (Direction::Store | Direction::Load, _) => match begin_copies(ranks, &mut progress, left) {
                     Ok(all) => {
                         left = left.saturating_sub(progress.begun - begun);
-                        if all { self.begun.push(progress) } else { later.push_back(progress) }
+                        if all {
+                            self.begun.push(progress)
+                        } else {
+                            later.push_back(progress)
+                        }
                         continue;
                     }
                     Err(error) => {

@@ -71,6 +71,11 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// True if a model of this server may have copies of KV blocks outside the device.
+    pub fn has_kv_copies(&self) -> bool {
+        self.engine.kv_offloading_size.is_some() || self.on_demand.is_used()
+    }
+
     /// The arguments with the model that comes without a flag as `--model-path`.
     pub(super) fn with_model_path(mut self) -> Self {
         self.engine.model_path = self.model.take().or(self.engine.model_path);
