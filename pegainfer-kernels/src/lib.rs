@@ -20,6 +20,7 @@ mod load;
 pub mod ops;
 mod packed_counts;
 mod packed_logits_updates;
+mod packed_rows;
 pub mod parallel;
 mod rotary;
 pub mod sources;

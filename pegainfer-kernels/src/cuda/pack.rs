@@ -2,7 +2,7 @@
 
 use super::abi::Pack;
 use crate::limits::pack::{MAX_ROWS, THREADS};
-use crate::ops::{PackPiece, PackedRows};
+use crate::packed_rows::{PackPiece, PackedRows};
 use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -19,7 +19,7 @@ pub(crate) fn pack_rows(
     packed: &mut Tensor,
     back: bool,
 ) -> Result<(), OpError> {
-    let (gpu, parts, count) = (exec.gpu()?, piece.parts(), rows.count);
+    let (gpu, parts, count) = (exec.gpu()?, &piece.parts, rows.count);
     let (rows, sums) = (rows.words.address() + 4 * rows.rows as u64, rows.words.address() + 4 * rows.sums as u64);
     // The kernel leaves them zero.
     let totals = gpu.counters();

@@ -6,27 +6,14 @@
 use super::check::Check;
 use crate::cuda;
 use crate::limits::pack::PART_WORDS;
-use pegainfer_core::cuda::HostWords;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 pub use crate::limits::pack::MAX_ROWS;
+pub use crate::packed_rows::{PackPiece, PackedRows};
 
 /// Most bytes of a part, which a block of threads copies.
 const PART_BYTES: usize = 32 << 10;
-
-/// Consecutive bytes of packed rows, at most as many as were asked for.
-#[derive(Debug)]
-pub struct PackPiece {
-    /// `[parts, 8]`: address of the part in row 0, bytes from row to row, first byte within the packed rows, bytes.
-    parts: Tensor,
-    /// First byte within the packed rows.
-    pub first: usize,
-    /// Number of bytes.
-    pub bytes: usize,
-    /// Smallest number of rows of the tensors.
-    rows: usize,
-}
 
 /// The pieces of the packed rows of `tensors`: a row of each of them, one after the other, in pieces of at most `most`
 /// bytes, or 32 KiB if that is more. The pieces hold addresses: the tensors must live as long.
@@ -64,26 +51,6 @@ pub fn pack_pieces(exec: &mut Exec, tensors: &[&mut Tensor], most: usize) -> Res
         PackPiece { parts, first, bytes: listed.iter().map(|part| part[3] as usize).sum(), rows }
     };
     Ok(pieces.into_iter().map(piece).collect())
-}
-
-impl PackPiece {
-    /// `[parts, 8]`, see the field.
-    pub(crate) fn parts(&self) -> &Tensor {
-        &self.parts
-    }
-}
-
-/// Rows of a launch, in words of the host's memory.
-#[derive(Debug, Clone, Copy)]
-pub struct PackedRows<'a> {
-    /// The words.
-    pub words: &'a HostWords,
-    /// The first of `count` words with the numbers of the rows.
-    pub rows: usize,
-    /// The first of four words for each row's two sums, on an even place.
-    pub sums: usize,
-    /// Number of rows.
-    pub count: usize,
 }
 
 /// `packed[j, i] = row[first + i]` for the bytes of `piece` and each row `j` of `rows`, where `row` is that row of each

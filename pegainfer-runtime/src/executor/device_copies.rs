@@ -159,7 +159,7 @@ impl DeviceCopies {
     }
 
     /// Number of blocks that can begin now.
-    pub fn room(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         let pieces = self.kinds.iter().map(|kind| kind.pieces.len()).max().unwrap_or(1);
         // The last blocks of a transfer bring states, too.
         ((PIECES - (self.begun - self.done)) / pieces.max(1)).saturating_sub(64)

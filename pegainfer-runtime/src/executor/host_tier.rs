@@ -38,10 +38,10 @@ impl HostTier {
     }
 
     /// Number of blocks that can begin now, if these and these states are the next ones.
-    pub fn room(&self, copies: [&[BlockCopy]; 2]) -> usize {
+    pub fn capacity(&self, copies: [&[BlockCopy]; 2]) -> usize {
         match self {
             Self::Host(..) => usize::MAX,
-            Self::Device(device) if device.can_begin(copies) => device.room(),
+            Self::Device(device) if device.can_begin(copies) => device.capacity(),
             Self::Device(_) => 0,
         }
     }

@@ -164,16 +164,16 @@ impl Transfers {
 fn begin_copies<M: Model>(ranks: &mut Ranks<Rank<M>>, progress: &mut Progress, most: usize) -> Result<bool, OpError> {
     let Transfer { id, direction, blocks, states, .. } = &progress.transfer;
     let blocks = &blocks[progress.begun..];
-    let room = AtomicUsize::new(most);
+    let capacity = AtomicUsize::new(most);
     ranks.run(|rank| {
-        room.fetch_min(rank.host_tier()?.room([blocks, states]), Ordering::Relaxed);
+        capacity.fetch_min(rank.host_tier()?.capacity([blocks, states]), Ordering::Relaxed);
         Ok(())
     })?;
-    let room = room.into_inner();
-    if room == 0 {
+    let capacity = capacity.into_inner();
+    if capacity == 0 {
         return Ok(false);
     }
-    let blocks = &blocks[..blocks.len().min(room)];
+    let blocks = &blocks[..blocks.len().min(capacity)];
     // With the last blocks.
     let ends = progress.begun + blocks.len() == progress.transfer.blocks.len();
     let states = if ends { &states[..] } else { &[] };
