@@ -5,7 +5,7 @@ use pegainfer_core::tensor::Tensor;
 
 /// Consecutive bytes of packed rows, at most as many as were asked for.
 #[derive(Debug)]
-pub struct PackPiece {
+pub struct PackSegment {
     /// `[parts, 8]`: address of the part in row 0, bytes from row to row, first byte within the packed rows, bytes.
     pub(crate) parts: Tensor,
     /// First byte within the packed rows.

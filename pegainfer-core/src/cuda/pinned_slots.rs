@@ -111,7 +111,7 @@ impl PinnedSlots {
         bytes == self.shared.slot_bytes && bytes == self.shared.stride
     }
 
-    /// Number of the first of `slots` that follow each other in one piece of locked memory.
+    /// Number of the first of `slots` that follow each other in one segment of locked memory.
     pub fn run(&self, slots: impl IntoIterator<Item = u32>) -> usize {
         let Shared { stride, chunk, .. } = &*self.shared;
         let mut slots = slots.into_iter();

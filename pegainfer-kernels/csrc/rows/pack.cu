@@ -78,7 +78,7 @@ template <bool kPack>
 __device__ __forceinline__ void pack_part(const uint32_t *parts, char *packed, const uint32_t *rows, uint32_t pitch,
                                           uint64_t *sums_out, uint64_t *totals) {
     const Part part = reinterpret_cast<const Part *>(parts)[blockIdx.x];
-    // The bytes of a piece are numbered from its first part on.
+    // The bytes of a segment are numbered from its first part on.
     const uint64_t at = part.at - reinterpret_cast<const Part *>(parts)[0].at + uint64_t(blockIdx.y) * pitch;
     // The host has written it since an earlier kernel ran.
     const uint32_t row = *reinterpret_cast<const volatile uint32_t *>(rows + blockIdx.y);

@@ -2,7 +2,7 @@
 
 use super::abi::Pack;
 use crate::limits::pack::{MAX_ROWS, THREADS};
-use crate::packed_rows::{PackPiece, PackedRows};
+use crate::packed_rows::{PackSegment, PackedRows};
 use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -14,18 +14,18 @@ const _: () = assert!(MAX_ROWS * TOTALS <= COUNTERS);
 /// See [`ops::pack_rows`](crate::ops::pack_rows); with `back` [`ops::unpack_rows`](crate::ops::unpack_rows).
 pub(crate) fn pack_rows(
     exec: &mut Exec,
-    piece: &PackPiece,
+    segment: &PackSegment,
     rows: PackedRows<'_>,
     packed: &mut Tensor,
     back: bool,
 ) -> Result<(), OpError> {
-    let (gpu, parts, count) = (exec.gpu()?, &piece.parts, rows.count);
+    let (gpu, parts, count) = (exec.gpu()?, &segment.parts, rows.count);
     let (rows, sums) = (rows.words.address() + 4 * rows.rows as u64, rows.words.address() + 4 * rows.sums as u64);
     // The kernel leaves them zero.
     let totals = gpu.counters();
     let (op, entry) = if back { ("unpack_rows", Pack::unpack) } else { ("pack_rows", Pack::pack) };
-    let launch = entry.launch(gpu, op, Pack { parts, packed, rows, sums, totals, pitch: piece.bytes })?;
+    let launch = entry.launch(gpu, op, Pack { parts, packed, rows, sums, totals, pitch: segment.bytes })?;
     // Serialised: it is not part of a step.
-    // SAFETY: the op checked the sizes; the parts lie within live tensors, as `pack_pieces` listed them.
+    // SAFETY: the op checked the sizes; the parts lie within live tensors, as `pack_segments` listed them.
     unsafe { launch.run([parts.rows_cols().0, count, 1], THREADS) }
 }

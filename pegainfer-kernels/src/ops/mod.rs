@@ -81,7 +81,7 @@ pub use linear_swiglu::linear_swiglu;
 pub use logprobs::{REPORT_WORDS, logprobs, token_logprobs};
 pub use matrix::{BlockScales, Matrix, MatrixRef};
 pub use pack_groups::{pack_fp8, pack_groups};
-pub use pack_rows::{MAX_ROWS as MAX_PACKED_ROWS, PackPiece, PackedRows, pack_pieces, pack_rows, unpack_rows};
+pub use pack_rows::{MAX_ROWS as MAX_PACKED_ROWS, PackSegment, PackedRows, pack_rows, pack_segments, unpack_rows};
 pub use penalize::penalize;
 pub use qkv::{qk_norm_rope_write_kv, rope_table};
 pub use quantize_fp8::quantize_fp8;

@@ -10,28 +10,28 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 pub use crate::limits::pack::MAX_ROWS;
-pub use crate::packed_rows::{PackPiece, PackedRows};
+pub use crate::packed_rows::{PackSegment, PackedRows};
 
 /// Most bytes of a part, which a block of threads copies.
 const PART_BYTES: usize = 32 << 10;
 
-/// The pieces of the packed rows of `tensors`: a row of each of them, one after the other, in pieces of at most `most`
-/// bytes, or 32 KiB if that is more. The pieces hold addresses: the tensors must live as long.
+/// The segments of the packed rows of `tensors`: a row of each of them, one after the other, in segments of at most `most`
+/// bytes, or 32 KiB if that is more. The segments hold addresses: the tensors must live as long.
 ///
 /// # Errors
 /// Rows that are no whole number of 32-bit words; no memory.
-pub fn pack_pieces(exec: &mut Exec, tensors: &[&mut Tensor], most: usize) -> Result<Vec<PackPiece>, OpError> {
+pub fn pack_segments(exec: &mut Exec, tensors: &[&mut Tensor], most: usize) -> Result<Vec<PackSegment>, OpError> {
     let check = Check("pack_rows");
-    let (mut pieces, mut parts, mut at) = (Vec::<(usize, Vec<[u64; 4]>)>::new(), 0, 0);
+    let (mut segments, mut parts, mut at) = (Vec::<(usize, Vec<[u64; 4]>)>::new(), 0, 0);
     for tensor in tensors {
         let bytes = tensor.rows_cols().1 * tensor.dtype().size();
         check.that(bytes % 4 == 0, "a row is no whole number of words")?;
         for first in (0..bytes).step_by(PART_BYTES) {
             let part = PART_BYTES.min(bytes - first);
             let listed = [tensor.device() + first as u64, bytes as u64, at as u64, part as u64];
-            match pieces.last_mut().filter(|(begin, _)| at + part <= begin + most) {
-                Some((_, piece)) => piece.push(listed),
-                None => pieces.push((at, vec![listed])),
+            match segments.last_mut().filter(|(begin, _)| at + part <= begin + most) {
+                Some((_, segment)) => segment.push(listed),
+                None => segments.push((at, vec![listed])),
             }
             at += part;
             parts += 1;
@@ -40,50 +40,55 @@ pub fn pack_pieces(exec: &mut Exec, tensors: &[&mut Tensor], most: usize) -> Res
     let mut table = exec
         .tensor("packed parts", &[parts, PART_WORDS], DType::U32)
         .map_err(|e| OpError { op: "pack_rows", message: e.to_string() })?;
-    let all = pieces.iter().flat_map(|(_, piece)| piece.as_flattened());
+    let all = segments.iter().flat_map(|(_, segment)| segment.as_flattened());
     let halves: Vec<u32> = all.flat_map(|number| [*number as u32, (number >> 32) as u32]).collect();
     exec.fill_rows(&mut table, &halves)?;
     let rows = tensors.iter().map(|tensor| tensor.rows_cols().0).min().unwrap_or(0);
     let mut next = 0;
-    let piece = |(first, listed): (usize, Vec<[u64; 4]>)| {
+    let segment = |(first, listed): (usize, Vec<[u64; 4]>)| {
         let parts = table.row_range(next..next + listed.len());
         next += listed.len();
-        PackPiece { parts, first, bytes: listed.iter().map(|part| part[3] as usize).sum(), rows }
+        PackSegment { parts, first, bytes: listed.iter().map(|part| part[3] as usize).sum(), rows }
     };
-    Ok(pieces.into_iter().map(piece).collect())
+    Ok(segments.into_iter().map(segment).collect())
 }
 
-/// `packed[j, i] = row[first + i]` for the bytes of `piece` and each row `j` of `rows`, where `row` is that row of each
-/// tensor of [`pack_pieces`], one after the other. The sums of a row are `Σ w_i` and `Σ (first / 4 + i + 1) w_i` mod
-/// 2^64 over the 32-bit words `w_i` of `packed[j]`: those of all pieces add up to the sums of
+/// `packed[j, i] = row[first + i]` for the bytes of `segment` and each row `j` of `rows`, where `row` is that row of each
+/// tensor of [`pack_segments`], one after the other. The sums of a row are `Σ w_i` and `Σ (first / 4 + i + 1) w_i` mod
+/// 2^64 over the 32-bit words `w_i` of `packed[j]`: those of all segments add up to the sums of
 /// [`Checksum`](pegainfer_core::kv::tiers::Checksum). They are in the host's memory when the stream is done.
 ///
-/// `packed`: u8, at least `count` times the bytes of the piece.
+/// `packed`: u8, at least `count` times the bytes of the segment.
 ///
 /// # Errors
 /// Another device than a GPU, a `packed` that is too small, no row or more than [`MAX_ROWS`], or no such row.
-pub fn pack_rows(exec: &mut Exec, piece: &PackPiece, rows: PackedRows<'_>, packed: &mut Tensor) -> Result<(), OpError> {
-    check("pack_rows", piece, rows, packed)?;
-    cuda::pack_rows(exec, piece, rows, packed, false)
+pub fn pack_rows(
+    exec: &mut Exec,
+    segment: &PackSegment,
+    rows: PackedRows<'_>,
+    packed: &mut Tensor,
+) -> Result<(), OpError> {
+    check("pack_rows", segment, rows, packed)?;
+    cuda::pack_rows(exec, segment, rows, packed, false)
 }
 
 /// The opposite of [`pack_rows`]: `row[first + i] = packed[j, i]`, with the same sums.
 pub fn unpack_rows(
     exec: &mut Exec,
-    piece: &PackPiece,
+    segment: &PackSegment,
     rows: PackedRows<'_>,
     packed: &mut Tensor,
 ) -> Result<(), OpError> {
-    check("unpack_rows", piece, rows, packed)?;
-    cuda::pack_rows(exec, piece, rows, packed, true)
+    check("unpack_rows", segment, rows, packed)?;
+    cuda::pack_rows(exec, segment, rows, packed, true)
 }
 
-fn check(op: &'static str, piece: &PackPiece, rows: PackedRows<'_>, packed: &Tensor) -> Result<(), OpError> {
+fn check(op: &'static str, segment: &PackSegment, rows: PackedRows<'_>, packed: &Tensor) -> Result<(), OpError> {
     let check = Check(op);
     check.is(packed, DType::U8, &[packed.elements()])?;
     check.that((1..=MAX_ROWS).contains(&rows.count), "no rows, or too many")?;
-    check.that(packed.elements() >= rows.count * piece.bytes, "packed is too small")?;
+    check.that(packed.elements() >= rows.count * segment.bytes, "packed is too small")?;
     check.that(rows.sums.is_multiple_of(2), "the sums begin between two words of 64 bits")?;
-    let exist = (0..rows.count).all(|i| (rows.words.load(rows.rows + i) as usize) < piece.rows);
+    let exist = (0..rows.count).all(|i| (rows.words.load(rows.rows + i) as usize) < segment.rows);
     check.that(exist, "the tensors have no such row")
 }

@@ -7,12 +7,12 @@ use pegainfer_core::kv::tiers::Checksum;
 use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::cuda;
-use pegainfer_kernels::ops::{PackPiece, PackedRows, pack_pieces, pack_rows, unpack_rows};
+use pegainfer_kernels::ops::{PackSegment, PackedRows, pack_rows, pack_segments, unpack_rows};
 
 const ROWS: usize = 5;
 /// Bytes of a row of each tensor: some whole vectors, some not, some of several parts.
 const SHAPES: [&[usize]; 4] = [&[32 << 10; 72], &[20, 65_552, 4, 48], &[100_000], &[16, 16]];
-/// Most bytes of a piece.
+/// Most bytes of a segment.
 const MOST: [usize; 3] = [1, 70_000, 8 << 20];
 
 /// Compares and times. Returns whether everything agreed.
@@ -22,7 +22,7 @@ pub fn run() -> bool {
     for (shape, most) in SHAPES.into_iter().flat_map(|shape| MOST.map(|most| (shape, most))) {
         let agrees = agrees(&mut gpu, shape, most);
         println!(
-            "{} tensors, pieces of at most {most} bytes: {}",
+            "{} tensors, segments of at most {most} bytes: {}",
             shape.len(),
             if agrees { "ok" } else { "DIFFERENT" }
         );
@@ -52,7 +52,7 @@ fn agrees(gpu: &mut Exec, shape: &[usize], most: usize) -> bool {
     let mut tensors = tensors(gpu, shape);
     let mut hosts: Vec<Vec<u8>> = (0..).zip(shape).map(|(seed, bytes)| words(ROWS * bytes, seed)).collect();
     tensors.iter_mut().zip(&hosts).for_each(|(tensor, host)| gpu.fill_rows(tensor, host).unwrap());
-    let pieces = pack_pieces(gpu, &tensors.iter_mut().collect::<Vec<_>>(), most).unwrap();
+    let segments = pack_segments(gpu, &tensors.iter_mut().collect::<Vec<_>>(), most).unwrap();
     // Two rows at once.
     let (from, to) = ([3usize, 0], [1usize, 4]);
     let row_of = |row: usize| -> Vec<u8> {
@@ -72,11 +72,11 @@ fn agrees(gpu: &mut Exec, shape: &[usize], most: usize) -> bool {
     }
     let rows = |rows, sums| PackedRows { words: &words, rows, sums, count: 2 };
     let (mut sums, mut bytes) = ([[0u64; 2]; 4], [Vec::new(), Vec::new()]);
-    for piece in &pieces {
-        pack_rows(gpu, piece, rows(0, 4), &mut packed).unwrap();
+    for segment in &segments {
+        pack_rows(gpu, segment, rows(0, 4), &mut packed).unwrap();
         let all = contents(gpu, &packed);
-        (0..2).for_each(|i| bytes[i].extend_from_slice(&all[i * piece.bytes..][..piece.bytes]));
-        unpack_rows(gpu, piece, rows(2, 12), &mut packed).unwrap();
+        (0..2).for_each(|i| bytes[i].extend_from_slice(&all[i * segment.bytes..][..segment.bytes]));
+        unpack_rows(gpu, segment, rows(2, 12), &mut packed).unwrap();
         gpu.synchronize().unwrap();
         for (i, sums) in sums.iter_mut().enumerate() {
             for (half, sum) in sums.iter_mut().enumerate() {
@@ -96,15 +96,15 @@ fn agrees(gpu: &mut Exec, shape: &[usize], most: usize) -> bool {
 /// Prints the time of a block of Qwen3-4B.
 fn time(gpu: &mut Exec) {
     let mut tensors = tensors(gpu, SHAPES[0]);
-    let pieces: Vec<PackPiece> = pack_pieces(gpu, &tensors.iter_mut().collect::<Vec<_>>(), 8 << 20).unwrap();
+    let segments: Vec<PackSegment> = pack_segments(gpu, &tensors.iter_mut().collect::<Vec<_>>(), 8 << 20).unwrap();
     let mut packed = gpu.tensor("packed", &[8 << 20], DType::U8).unwrap();
     let words = HostWords::new(gpu.gpu().unwrap(), 16).unwrap();
     (0..3).for_each(|i| words.store(i, i as u32));
-    let piece = &pieces[0];
+    let segment = &segments[0];
     for count in [1, 3] {
         let rows = PackedRows { words: &words, rows: 0, sums: 4, count };
-        let pack = 1e6 * seconds(gpu, |gpu| pack_rows(gpu, piece, rows, &mut packed).unwrap());
-        let unpack = 1e6 * seconds(gpu, |gpu| unpack_rows(gpu, piece, rows, &mut packed).unwrap());
-        println!("{count} blocks of {} bytes: pack {pack:.1} us, unpack {unpack:.1} us", piece.bytes);
+        let pack = 1e6 * seconds(gpu, |gpu| pack_rows(gpu, segment, rows, &mut packed).unwrap());
+        let unpack = 1e6 * seconds(gpu, |gpu| unpack_rows(gpu, segment, rows, &mut packed).unwrap());
+        println!("{count} blocks of {} bytes: pack {pack:.1} us, unpack {unpack:.1} us", segment.bytes);
     }
 }

@@ -9,15 +9,15 @@ use pegainfer_core::cuda::{CopyMark, HostWords, PinnedSlots, SlotBytes};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::tiers::{BlockCopy, Checksum, Direction, TransferId};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{MAX_PACKED_ROWS, PackPiece, PackedRows, pack_pieces, pack_rows, unpack_rows};
+use pegainfer_kernels::ops::{MAX_PACKED_ROWS, PackSegment, PackedRows, pack_rows, pack_segments, unpack_rows};
 
 /// Streams for each direction.
 const STREAMS: usize = 2;
 /// Bytes of the staging memory of a stream that stores, and of one that loads, for which requests wait.
 const STAGING_BYTES: [usize; 2] = [16 << 20, 64 << 20];
-/// Most pieces in flight.
-const PIECES: usize = 32 << 10;
-/// Words of the sums of a piece.
+/// Most segments in flight.
+const SEGMENTS: usize = 32 << 10;
+/// Words of the sums of a segment.
 const SUM_WORDS: usize = 4;
 
 /// Slots of host memory for blocks and for states, and the copies in flight.
@@ -29,9 +29,9 @@ pub(super) struct DeviceCopies {
     staging: Vec<Tensor>,
     /// The stream of its direction that is next.
     next: usize,
-    /// Rows and, behind them all, sums of the pieces in flight, piece `n` at `n % PIECES`.
+    /// Rows and, behind them all, sums of the segments in flight, segment `n` at `n % SEGMENTS`.
     words: HostWords,
-    /// Number of pieces so far, and of those that are done.
+    /// Number of segments so far, and of those that are done.
     begun: usize,
     done: usize,
     /// Oldest first.
@@ -42,7 +42,7 @@ pub(super) struct DeviceCopies {
 #[derive(Debug)]
 struct Kind {
     slots: PinnedSlots,
-    pieces: Vec<PackPiece>,
+    segments: Vec<PackSegment>,
 }
 
 /// A transfer that has begun.
@@ -61,16 +61,16 @@ impl DeviceCopies {
         exec.open_copy_streams(2 * STREAMS)?;
         let mut opened = Vec::new();
         for (tensors, slots) in kinds.into_iter().filter(|(_, slots)| *slots > 0) {
-            let pieces = pack_pieces(exec, tensors, STAGING_BYTES[0])?;
-            let bytes = pieces.iter().map(|piece| piece.bytes).sum();
-            opened.push(Kind { slots: PinnedSlots::new(exec.gpu()?, slots, bytes)?, pieces });
+            let segments = pack_segments(exec, tensors, STAGING_BYTES[0])?;
+            let bytes = segments.iter().map(|segment| segment.bytes).sum();
+            opened.push(Kind { slots: PinnedSlots::new(exec.gpu()?, slots, bytes)?, segments });
         }
         let mut staging = Vec::new();
         for bytes in STAGING_BYTES.into_iter().flat_map(|bytes| [bytes; STREAMS]) {
             let tensor = exec.tensor("packed", &[bytes], DType::U8);
             staging.push(tensor.map_err(|e| OpError { op: "host tier", message: e.to_string() })?);
         }
-        let words = HostWords::new(exec.gpu()?, (1 + SUM_WORDS) * PIECES)?;
+        let words = HostWords::new(exec.gpu()?, (1 + SUM_WORDS) * SEGMENTS)?;
         Ok(Self { kinds: opened, staging, next: 0, words, begun: 0, done: 0, transfers: Vec::new() })
     }
 
@@ -102,12 +102,15 @@ impl DeviceCopies {
         for (kind, copies) in (0..self.kinds.len()).zip(copies) {
             let first = listed.len();
             listed.resize(first + copies.len(), Vec::new());
-            for piece in 0..self.kinds[kind].pieces.len() {
+            for segment in 0..self.kinds[kind].segments.len() {
                 let mut left = copies;
                 while !left.is_empty() {
-                    let (begun, count) = (self.begun, self.copy_some(exec, (kind, piece), left, direction)?);
+                    let (begun, count) = (self.begun, self.copy_some(exec, (kind, segment), left, direction)?);
                     let done = first + copies.len() - left.len();
-                    listed[done..done + count].iter_mut().zip(begun..).for_each(|(pieces, piece)| pieces.push(piece));
+                    listed[done..done + count]
+                        .iter_mut()
+                        .zip(begun..)
+                        .for_each(|(segments, segment)| segments.push(segment));
                     left = &left[count..];
                 }
             }
@@ -121,31 +124,31 @@ impl DeviceCopies {
         Ok(())
     }
 
-    /// Begins to copy a piece of the first of these rows, as many as fit; returns their number.
+    /// Begins to copy a segment of the first of these rows, as many as fit; returns their number.
     fn copy_some(
         &mut self,
         exec: &mut Exec,
-        (kind, piece): (usize, usize),
+        (kind, segment): (usize, usize),
         copies: &[BlockCopy],
         direction: Direction,
     ) -> Result<usize, OpError> {
-        let Kind { slots, pieces } = &self.kinds[kind];
-        let (piece, stream) = (&pieces[piece], first_stream(direction) + self.next);
-        let (packed, rows) = (&mut self.staging[stream], self.begun % PIECES);
-        let fit = (packed.elements() / piece.bytes).clamp(1, MAX_PACKED_ROWS).min(PIECES - rows);
+        let Kind { slots, segments } = &self.kinds[kind];
+        let (segment, stream) = (&segments[segment], first_stream(direction) + self.next);
+        let (packed, rows) = (&mut self.staging[stream], self.begun % SEGMENTS);
+        let fit = (packed.elements() / segment.bytes).clamp(1, MAX_PACKED_ROWS).min(SEGMENTS - rows);
         let copies = &copies[..copies.len().min(fit)];
         for (word, copy) in (rows..).zip(copies) {
             self.words.store(word, copy.block);
         }
-        let sums = PIECES + SUM_WORDS * rows;
+        let sums = SEGMENTS + SUM_WORDS * rows;
         let rows = PackedRows { words: &self.words, rows, sums, count: copies.len() };
         exec.on_copy_stream(stream, |exec| {
             if direction == Direction::Load {
-                copy_slots(exec, slots, piece, copies, packed, false)?;
-                return unpack_rows(exec, piece, rows, packed);
+                copy_slots(exec, slots, segment, copies, packed, false)?;
+                return unpack_rows(exec, segment, rows, packed);
             }
-            pack_rows(exec, piece, rows, packed)?;
-            copy_slots(exec, slots, piece, copies, packed, true)
+            pack_rows(exec, segment, rows, packed)?;
+            copy_slots(exec, slots, segment, copies, packed, true)
         })?;
         self.begun += copies.len();
         self.next = (self.next + 1) % STREAMS;
@@ -160,9 +163,9 @@ impl DeviceCopies {
 
     /// Number of blocks that can begin now.
     pub fn capacity(&self) -> usize {
-        let pieces = self.kinds.iter().map(|kind| kind.pieces.len()).max().unwrap_or(1);
+        let segments = self.kinds.iter().map(|kind| kind.segments.len()).max().unwrap_or(1);
         // The last blocks of a transfer bring states, too.
-        ((PIECES - (self.begun - self.done)) / pieces.max(1)).saturating_sub(64)
+        ((SEGMENTS - (self.begun - self.done)) / segments.max(1)).saturating_sub(64)
     }
 
     /// True once a transfer, all of which has begun, is done.
@@ -177,8 +180,8 @@ impl DeviceCopies {
         let transfer = self.transfers.remove(at);
         let half = |word: usize| u64::from(self.words.load(word));
         let number = |word: usize| half(word) | half(word + 1) << 32;
-        let sum_of = |pieces: &Vec<usize>| {
-            let places = pieces.iter().map(|piece| PIECES + SUM_WORDS * (piece % PIECES));
+        let sum_of = |segments: &Vec<usize>| {
+            let places = segments.iter().map(|segment| SEGMENTS + SUM_WORDS * (segment % SEGMENTS));
             let both =
                 places.fold([0u64; 2], |[a, b], at| [a.wrapping_add(number(at)), b.wrapping_add(number(at + 2))]);
             Checksum::of_sums(both)
@@ -195,20 +198,21 @@ fn first_stream(direction: Direction) -> usize {
     if direction == Direction::Load { STREAMS } else { 0 }
 }
 
-/// Copies a piece of each of these rows between `packed` and their slots, on the current stream.
+/// Copies a segment of each of these rows between `packed` and their slots, on the current stream.
 fn copy_slots(
     exec: &mut Exec,
     slots: &PinnedSlots,
-    piece: &PackPiece,
+    segment: &PackSegment,
     copies: &[BlockCopy],
     packed: &mut Tensor,
     to_slots: bool,
 ) -> Result<(), OpError> {
     let mut done = 0;
     while let Some(copy) = copies.get(done) {
-        let run = if slots.is_whole(piece.bytes) { slots.run(copies[done..].iter().map(|copy| copy.slot)) } else { 1 };
-        let (at, bytes) = (done * piece.bytes, run * piece.bytes);
-        let place = SlotBytes { at, slot: copy.slot, first: piece.first, bytes };
+        let run =
+            if slots.is_whole(segment.bytes) { slots.run(copies[done..].iter().map(|copy| copy.slot)) } else { 1 };
+        let (at, bytes) = (done * segment.bytes, run * segment.bytes);
+        let place = SlotBytes { at, slot: copy.slot, first: segment.first, bytes };
         slots.copy(exec.gpu()?, packed, place, to_slots)?;
         done += run;
     }
