@@ -49,7 +49,7 @@ struct Kind {
 #[derive(Debug)]
 struct InFlight {
     id: TransferId,
-    /// Pieces of its blocks and states, in order.
+    /// Segments of its blocks and states, in order.
     copies: Vec<Vec<usize>>,
     /// Once all of it has begun.
     mark: Option<CopyMark>,
