@@ -12,19 +12,15 @@ pub struct PackSegment {
     pub first: usize,
     /// Number of bytes.
     pub bytes: usize,
-    /// Smallest number of rows of the tensors.
-    pub(crate) rows: usize,
 }
 
-/// Rows of a launch, in words of the host's memory.
+/// Rows of a launch.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedRows<'a> {
-    /// The words.
-    pub words: &'a HostWords,
-    /// The first of `count` words with the numbers of the rows.
-    pub rows: usize,
-    /// The first of four words for each row's two sums, on an even place.
-    pub sums: usize,
-    /// Number of rows.
+    /// Their numbers, the first `count` of a list of u32: those of rows that the tensors have.
+    pub rows: &'a Tensor,
+    /// How many.
     pub count: usize,
+    /// Memory of the host for the sums, and the first of four words for each row, on an even place.
+    pub sums: (&'a HostWords, usize),
 }

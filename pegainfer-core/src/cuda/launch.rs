@@ -89,15 +89,6 @@ impl Modules {
         Ok(())
     }
 
-    /// Unloads all images, which nothing may use any more.
-    pub fn unload(&mut self) -> Result<(), DriverError> {
-        self.functions.clear();
-        self.modules.drain().try_for_each(|(_, module)| {
-            // SAFETY: it was loaded once, and its functions are forgotten.
-            unsafe { result::module::unload(module) }
-        })
-    }
-
     pub fn pdl(&self) -> bool {
         self.pdl
     }

@@ -7,7 +7,6 @@
 mod copies;
 mod forced;
 mod graph;
-mod kept_contexts;
 mod launch;
 mod memory;
 mod op_times;
@@ -22,7 +21,6 @@ mod tensor_map;
 mod upload;
 
 pub use graph::Graph;
-pub use kept_contexts::keep_contexts;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
 pub(crate) use op_times::DeviceMoment;
@@ -127,7 +125,6 @@ impl Cuda {
             return Err(fail(format!("there is no GPU {ordinal}: this machine has {count}")));
         }
         let context = CudaContext::new(ordinal).map_err(error("cuda: context"))?;
-        kept_contexts::opened(&context);
         // Disables cudarc's event tracking, which serves its own buffers; none are used here. With tracking, the first
         // stream waits for the whole GPU, which fails while another engine of this process captures a graph.
         // SAFETY: nothing relies on the events.
@@ -275,12 +272,7 @@ impl Drop for Cuda {
         for lane in self.streams.all() {
             if let Err(error) = lane.stream.synchronize() {
                 log::debug!("the GPU ended with an error: {}", describe(error));
-                kept_contexts::failed(&self.context);
             }
-        }
-        // The context may stay.
-        if let Err(error) = self.context.bind_to_thread().and_then(|()| self.modules.unload()) {
-            log::debug!("kernels were not unloaded: {}", describe(error));
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::memory::PinnedBuffer;
 use super::{Cuda, error};
-use crate::tensor::OpError;
-use cudarc::driver::sys;
+use crate::tensor::{DType, OpError, Tensor};
+use cudarc::driver::{result, sys};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -67,6 +67,22 @@ impl HostWords {
     /// Reads a word, and orders it before later reads.
     pub fn load(&self, i: usize) -> u32 {
         self.word(i).load(Ordering::Acquire)
+    }
+
+    /// Copies words from `first` on to the elements of `tensor`, on the current stream; nobody may write them before they
+    /// have left, for which `self` must live.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn copy_out(&self, gpu: &Cuda, first: usize, tensor: &mut Tensor) -> Result<(), OpError> {
+        let words = tensor.elements();
+        assert!(first + words <= self.count && tensor.dtype() == DType::U32, "words outside of the buffer");
+        // SAFETY: the words lie within the buffer, and the tensor has that many.
+        let copied = unsafe {
+            let from = std::slice::from_raw_parts(self.pinned.slice().as_ptr().cast::<u32>().add(first), words);
+            result::memcpy_htod_async(tensor.device(), from, gpu.stream().cu_stream())
+        };
+        copied.map_err(error("cuda: copies"))
     }
 
     /// Writes a word.

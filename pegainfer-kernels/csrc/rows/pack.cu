@@ -80,9 +80,7 @@ __device__ __forceinline__ void pack_part(const uint32_t *parts, char *packed, c
     const Part part = reinterpret_cast<const Part *>(parts)[blockIdx.x];
     // The bytes of a segment are numbered from its first part on.
     const uint64_t at = part.at - reinterpret_cast<const Part *>(parts)[0].at + uint64_t(blockIdx.y) * pitch;
-    // The host has written it since an earlier kernel ran.
-    const uint32_t row = *reinterpret_cast<const volatile uint32_t *>(rows + blockIdx.y);
-    char *in_tensor = part.rows + row * part.stride, *in_packed = packed + at;
+    char *in_tensor = part.rows + rows[blockIdx.y] * part.stride, *in_packed = packed + at;
     const char *from = kPack ? in_tensor : in_packed;
     char *to = kPack ? in_packed : in_tensor;
     Sums sums;
@@ -98,7 +96,7 @@ __device__ __forceinline__ void pack_part(const uint32_t *parts, char *packed, c
 extern "C" __global__ void __launch_bounds__(kThreads)
     pack(const uint32_t *__restrict__ parts, // [gridDim.x, 8]
          uint8_t *__restrict__ packed,       // [gridDim.y, pitch]
-         const uint32_t *__restrict__ rows,  // [gridDim.y], memory of the host
+         const uint32_t *__restrict__ rows,  // [gridDim.y]
          uint64_t *__restrict__ sums,        // [gridDim.y, 2], memory of the host
          uint64_t *__restrict__ totals, uint32_t pitch) {
     pack_part<true>(parts, reinterpret_cast<char *>(packed), rows, pitch, sums, totals);
@@ -108,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     unpack(const uint32_t *__restrict__ parts, // [gridDim.x, 8]
            uint8_t *__restrict__ packed,       // [gridDim.y, pitch]
-           const uint32_t *__restrict__ rows,  // [gridDim.y], memory of the host
+           const uint32_t *__restrict__ rows,  // [gridDim.y]
            uint64_t *__restrict__ sums,        // [gridDim.y, 2], memory of the host
            uint64_t *__restrict__ totals, uint32_t pitch) {
     pack_part<false>(parts, reinterpret_cast<char *>(packed), rows, pitch, sums, totals);

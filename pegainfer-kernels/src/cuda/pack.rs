@@ -19,8 +19,9 @@ pub(crate) fn pack_rows(
     packed: &mut Tensor,
     back: bool,
 ) -> Result<(), OpError> {
-    let (gpu, parts, count) = (exec.gpu()?, &segment.parts, rows.count);
-    let (rows, sums) = (rows.words.address() + 4 * rows.rows as u64, rows.words.address() + 4 * rows.sums as u64);
+    let (gpu, parts) = (exec.gpu()?, &segment.parts);
+    let PackedRows { rows, count, sums: (words, first) } = rows;
+    let sums = words.address() + (first * size_of::<u32>()) as u64;
     // The kernel leaves them zero.
     let totals = gpu.counters();
     let (op, entry) = if back { ("unpack_rows", Pack::unpack) } else { ("pack_rows", Pack::pack) };

@@ -43,12 +43,11 @@ pub fn pack_segments(exec: &mut Exec, tensors: &[&mut Tensor], most: usize) -> R
     let all = segments.iter().flat_map(|(_, segment)| segment.as_flattened());
     let halves: Vec<u32> = all.flat_map(|number| [*number as u32, (number >> 32) as u32]).collect();
     exec.fill_rows(&mut table, &halves)?;
-    let rows = tensors.iter().map(|tensor| tensor.rows_cols().0).min().unwrap_or(0);
     let mut next = 0;
     let segment = |(first, listed): (usize, Vec<[u64; 4]>)| {
         let parts = table.row_range(next..next + listed.len());
         next += listed.len();
-        PackSegment { parts, first, bytes: listed.iter().map(|part| part[3] as usize).sum(), rows }
+        PackSegment { parts, first, bytes: listed.iter().map(|part| part[3] as usize).sum() }
     };
     Ok(segments.into_iter().map(segment).collect())
 }
@@ -61,7 +60,7 @@ pub fn pack_segments(exec: &mut Exec, tensors: &[&mut Tensor], most: usize) -> R
 /// `packed`: u8, at least `count` times the bytes of the segment.
 ///
 /// # Errors
-/// Another device than a GPU, a `packed` that is too small, no row or more than [`MAX_ROWS`], or no such row.
+/// Another device than a GPU, a `packed` that is too small, no row or more than [`MAX_ROWS`].
 pub fn pack_rows(
     exec: &mut Exec,
     segment: &PackSegment,
@@ -88,7 +87,7 @@ fn check(op: &'static str, segment: &PackSegment, rows: PackedRows<'_>, packed: 
     check.is(packed, DType::U8, &[packed.elements()])?;
     check.that((1..=MAX_ROWS).contains(&rows.count), "no rows, or too many")?;
     check.that(packed.elements() >= rows.count * segment.bytes, "packed is too small")?;
-    check.that(rows.sums.is_multiple_of(2), "the sums begin between two words of 64 bits")?;
-    let exist = (0..rows.count).all(|i| (rows.words.load(rows.rows + i) as usize) < segment.rows);
-    check.that(exist, "the tensors have no such row")
+    check.is(rows.rows, DType::U32, &[rows.rows.elements()])?;
+    check.that(rows.count <= rows.rows.elements(), "there are fewer rows")?;
+    check.that(rows.sums.1.is_multiple_of(2), "the sums begin between two words of 64 bits")
 }

@@ -66,17 +66,13 @@ fn agrees(gpu: &mut Exec, shape: &[usize], most: usize) -> bool {
     });
     let mut packed = gpu.tensor("packed", &[2 * most.max(32 << 10)], DType::U8).unwrap();
     let words = HostWords::new(gpu.gpu().unwrap(), 20).unwrap();
-    for i in 0..2 {
-        words.store(i, from[i] as u32);
-        words.store(2 + i, to[i] as u32);
-    }
-    let rows = |rows, sums| PackedRows { words: &words, rows, sums, count: 2 };
+    let [there, back] = [from, to].map(|rows| numbers(gpu, &rows));
     let (mut sums, mut bytes) = ([[0u64; 2]; 4], [Vec::new(), Vec::new()]);
     for segment in &segments {
-        pack_rows(gpu, segment, rows(0, 4), &mut packed).unwrap();
+        pack_rows(gpu, segment, PackedRows { rows: &there, count: 2, sums: (&words, 4) }, &mut packed).unwrap();
         let all = contents(gpu, &packed);
         (0..2).for_each(|i| bytes[i].extend_from_slice(&all[i * segment.bytes..][..segment.bytes]));
-        unpack_rows(gpu, segment, rows(2, 12), &mut packed).unwrap();
+        unpack_rows(gpu, segment, PackedRows { rows: &back, count: 2, sums: (&words, 12) }, &mut packed).unwrap();
         gpu.synchronize().unwrap();
         for (i, sums) in sums.iter_mut().enumerate() {
             for (half, sum) in sums.iter_mut().enumerate() {
@@ -93,16 +89,22 @@ fn agrees(gpu: &mut Exec, shape: &[usize], most: usize) -> bool {
     same && right && bytes == expected
 }
 
+fn numbers(gpu: &mut Exec, rows: &[usize]) -> Tensor {
+    let mut tensor = gpu.tensor("numbers", &[rows.len()], DType::U32).unwrap();
+    gpu.fill_rows(&mut tensor, &rows.iter().map(|row| *row as u32).collect::<Vec<_>>()).unwrap();
+    tensor
+}
+
 /// Prints the time of a block of Qwen3-4B.
 fn time(gpu: &mut Exec) {
     let mut tensors = tensors(gpu, SHAPES[0]);
     let segments: Vec<PackSegment> = pack_segments(gpu, &tensors.iter_mut().collect::<Vec<_>>(), 8 << 20).unwrap();
     let mut packed = gpu.tensor("packed", &[8 << 20], DType::U8).unwrap();
     let words = HostWords::new(gpu.gpu().unwrap(), 16).unwrap();
-    (0..3).for_each(|i| words.store(i, i as u32));
+    let numbers = numbers(gpu, &[0, 1, 2]);
     let segment = &segments[0];
     for count in [1, 3] {
-        let rows = PackedRows { words: &words, rows: 0, sums: 4, count };
+        let rows = PackedRows { rows: &numbers, count, sums: (&words, 4) };
         let pack = 1e6 * seconds(gpu, |gpu| pack_rows(gpu, segment, rows, &mut packed).unwrap());
         let unpack = 1e6 * seconds(gpu, |gpu| unpack_rows(gpu, segment, rows, &mut packed).unwrap());
         println!("{count} blocks of {} bytes: pack {pack:.1} us, unpack {unpack:.1} us", segment.bytes);

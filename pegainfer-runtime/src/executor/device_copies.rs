@@ -25,8 +25,8 @@ const SUM_WORDS: usize = 4;
 pub(super) struct DeviceCopies {
     /// Blocks, then states if the model has some.
     kinds: Vec<Kind>,
-    /// `[bytes]` u8 for each stream: those that store, then those that load.
-    staging: Vec<Tensor>,
+    /// One for each stream: those that store, then those that load.
+    staging: Vec<Staging>,
     /// The stream of its direction that is next.
     next: usize,
     /// Rows and, behind them all, sums of the segments in flight, segment `n` at `n % SEGMENTS`.
@@ -43,6 +43,14 @@ pub(super) struct DeviceCopies {
 struct Kind {
     slots: PinnedSlots,
     segments: Vec<PackSegment>,
+}
+
+#[derive(Debug)]
+struct Staging {
+    /// `[bytes]` u8.
+    packed: Tensor,
+    /// `[MAX_PACKED_ROWS]` u32.
+    rows: Tensor,
 }
 
 /// A transfer that has begun.
@@ -67,8 +75,12 @@ impl DeviceCopies {
         }
         let mut staging = Vec::new();
         for bytes in STAGING_BYTES.into_iter().flat_map(|bytes| [bytes; STREAMS]) {
-            let tensor = exec.tensor("packed", &[bytes], DType::U8);
-            staging.push(tensor.map_err(|e| OpError { op: "host tier", message: e.to_string() })?);
+            let mut tensor = |name, elements, dtype| {
+                let tensor = exec.tensor(name, &[elements], dtype);
+                tensor.map_err(|e| OpError { op: "host tier", message: e.to_string() })
+            };
+            let packed = tensor("packed", bytes, DType::U8)?;
+            staging.push(Staging { packed, rows: tensor("packed rows", MAX_PACKED_ROWS, DType::U32)? });
         }
         let words = HostWords::new(exec.gpu()?, (1 + SUM_WORDS) * SEGMENTS)?;
         Ok(Self { kinds: opened, staging, next: 0, words, begun: 0, done: 0, transfers: Vec::new() })
@@ -134,15 +146,17 @@ impl DeviceCopies {
     ) -> Result<usize, OpError> {
         let Kind { slots, segments } = &self.kinds[kind];
         let (segment, stream) = (&segments[segment], first_stream(direction) + self.next);
-        let (packed, rows) = (&mut self.staging[stream], self.begun % SEGMENTS);
-        let fit = (packed.elements() / segment.bytes).clamp(1, MAX_PACKED_ROWS).min(SEGMENTS - rows);
+        let (Staging { packed, rows }, at) = (&mut self.staging[stream], self.begun % SEGMENTS);
+        let fit = (packed.elements() / segment.bytes).clamp(1, MAX_PACKED_ROWS).min(SEGMENTS - at);
         let copies = &copies[..copies.len().min(fit)];
-        for (word, copy) in (rows..).zip(copies) {
+        for (word, copy) in (at..).zip(copies) {
             self.words.store(word, copy.block);
         }
-        let sums = SEGMENTS + SUM_WORDS * rows;
-        let rows = PackedRows { words: &self.words, rows, sums, count: copies.len() };
+        let (words, sums) = (&self.words, SEGMENTS + SUM_WORDS * at);
         exec.on_copy_stream(stream, |exec| {
+            rows.set_rows(copies.len());
+            words.copy_out(exec.gpu()?, at, rows)?;
+            let rows = PackedRows { rows, count: copies.len(), sums: (words, sums) };
             if direction == Direction::Load {
                 copy_slots(exec, slots, segment, copies, packed, false)?;
                 return unpack_rows(exec, segment, rows, packed);

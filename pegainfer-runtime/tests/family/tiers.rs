@@ -1,7 +1,7 @@
 //! Blocks that the KV pool evicted come back from host memory with the same bits, and so does other state.
 
 use crate::support::invariance::Alone;
-use crate::support::{Family, STATE_CACHE, best, engine_on, greedy, options, rank_counts, with_logprobs};
+use crate::support::{Family, STATE_CACHE, Target, best, engine_on, greedy, options, rank_counts, with_logprobs};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::kv::tiers::TierStats;
 use pegainfer_kernels::ops::KvDType;
@@ -36,8 +36,10 @@ fn again_and_again(ranks: usize, options: &LoadOptions, plain: &LoadOptions) -> 
     engine.scheduler().tiers().unwrap().check().unwrap();
     let tiers = stats.tiers;
     assert_eq!((tiers.corrupt_blocks, tiers.failed_transfers), (0, 0), "{tiers:?}");
-    // Most of the second and third round but what the device still had.
-    assert!(tiers.hits > 5 * 384, "{tiers:?}");
+    // Most of the second and third round but what the device still had. A GPU computes prompts of so small a model again
+    // where that is faster.
+    let expected = if best() == Target::Cuda { 1 } else { 5 } * 384;
+    assert!(tiers.hits > expected, "{tiers:?}");
     assert_eq!(tiers.loaded_states > 0, STATE_CACHE.is_some(), "{tiers:?}");
     tiers
 }

@@ -31,9 +31,6 @@ impl ServedModels {
     pub fn load(args: &ServeArgs, options: &Options, runtime: &Handle) -> Result<Self> {
         let is_alone = args.record.is_none() && args.ledger.is_none();
         ensure!(is_alone || !args.on_demand.is_used(), "--record and --ledger need one model: leave out --models");
-        if args.on_demand.is_used() {
-            pegainfer_core::cuda::keep_contexts();
-        }
         let mut specs = args.on_demand.specs(&args.engine, runtime)?;
         let own = if specs.is_empty() || args.engine.model_path.is_some() {
             let bound = args.kv_events.bind(args.engine.data_parallel_size)?;

@@ -590,7 +590,7 @@ kernels! {
     ROWS_SWIGLU: Swiglu [swiglu] { gate_up: In<Bf16>, out: Out<Activation>, padded: u32, width: u32 }
 
     ROWS_PACK: Pack [pack, unpack] {
-        parts: In<U32>, packed: Out<U8>, rows: ScratchIn<U32>, sums: Scratch<U64>, totals: Scratch<U64>, pitch: u32,
+        parts: In<U32>, packed: Out<U8>, rows: In<U32>, sums: Scratch<U64>, totals: Scratch<U64>, pitch: u32,
     }
     ROWS_PENALTIES: CountTokens [count_tokens] {
         counts: Out<U32>, updates: In<U32>, tokens: In<U32>, sampled: In<U32>, words: u32, vocab: u32, samples: u32,
