@@ -20,7 +20,7 @@ use pegainfer_models::args::{EngineArgs, FormatArgs};
 use pegainfer_models::model_path::ModelDir;
 use pegainfer_models::{engine, model_path, speculative};
 use pegainfer_terminal::stdout::{print, print_exact};
-use pegainfer_terminal::values::{parse_bytes, parse_bytes_or_none};
+use pegainfer_terminal::values::{parse_bytes, parse_bytes_or_none, parse_gib};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use table::{json, table};
@@ -65,6 +65,9 @@ pub struct PlanArgs {
     /// With --gpu-memory: memory for snapshots of state; 0 switches the prefix cache of Qwen3.5 off
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
     pub state_cache_memory: Option<u64>,
+    /// With --gpu-memory: host memory for copies of KV blocks, in GiB or with a unit, as for the server
+    #[arg(long, value_name = "GIB", value_parser = parse_gib)]
+    pub kv_offloading_size: Option<u64>,
     /// With --gpu-memory: speculative decoding, as for the server
     #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
     pub speculative_config: Option<Speculation>,
@@ -118,7 +121,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         };
         let gpu = engine::gpu_fit(&model.dir, &engine, bytes)?;
         let (ranks, engines) = (args.tensor_parallel_size.get(), args.data_parallel_size.get());
-        return print(&Capacity { gpu, ranks, engines }.to_string());
+        return print(&Capacity { gpu, ranks, engines, host: args.kv_offloading_size }.to_string());
     }
     let (batch, context) = (args.batch.get(), args.context.get());
     let tokens = match args.phase {
