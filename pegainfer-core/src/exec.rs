@@ -2,10 +2,12 @@
 
 mod activations;
 mod attached;
+mod idle;
 mod moment;
 mod tensors;
 
 pub use activations::Activations;
+pub use idle::keep_gpus_open;
 pub use tensors::AliasedTensor;
 
 use crate::cuda::{Cuda, Graph};
@@ -15,6 +17,7 @@ use crate::scratch::Scratch;
 use crate::team::Team;
 use crate::tensor::OpError;
 use attached::Attached;
+use idle::IdleGpu;
 use moment::Moment;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::any::Any;
@@ -63,21 +66,25 @@ pub struct Exec {
 impl Exec {
     /// A CPU context with `threads` threads, or with one per core available to this process.
     pub fn cpu(isa: Isa, threads: Option<usize>) -> io::Result<Self> {
-        Self::new(Device::Cpu(isa), threads, None)
+        Self::new(Device::Cpu(isa), threads, None, Attached::default())
     }
 
-    /// A context for GPU `ordinal`, with `threads` host threads for host work such as loading.
+    /// A context for GPU `ordinal`, with `threads` host threads for host work such as loading: one that was
+    /// [kept open](keep_gpus_open), with its attached values, or a new one.
     pub fn cuda(ordinal: usize, threads: Option<usize>) -> io::Result<Self> {
-        let cuda = Cuda::open(ordinal).map_err(io::Error::other)?;
-        Self::new(Device::Cuda, threads, Some(cuda))
+        let IdleGpu { attached, cuda } = match idle::take(ordinal) {
+            Some(gpu) => gpu,
+            None => IdleGpu { attached: Attached::default(), cuda: Cuda::open(ordinal).map_err(io::Error::other)? },
+        };
+        Self::new(Device::Cuda, threads, Some(cuda), attached)
     }
 
     /// A shape-only context.
     pub fn meta() -> io::Result<Self> {
-        Self::new(Device::Meta, Some(1), None)
+        Self::new(Device::Meta, Some(1), None, Attached::default())
     }
 
-    fn new(device: Device, threads: Option<usize>, cuda: Option<Cuda>) -> io::Result<Self> {
+    fn new(device: Device, threads: Option<usize>, cuda: Option<Cuda>, attached: Attached) -> io::Result<Self> {
         let threads = match threads {
             Some(n) => n.max(1),
             None => std::thread::available_parallelism().map_or(1, usize::from),
@@ -85,7 +92,6 @@ impl Exec {
         let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("cpu-{i}")).build();
         let pool = Arc::new(pool.map_err(io::Error::other)?);
         let team = Arc::new(Team::new(threads)?);
-        let (attached, scratch) = (Attached::default(), Scratch::default());
         Ok(Self {
             device,
             pool,
@@ -98,7 +104,7 @@ impl Exec {
             next_tensor: 0,
             activations: Activations::default(),
             allocated: 0,
-            scratch,
+            scratch: Scratch::default(),
         })
     }
 
@@ -337,5 +343,13 @@ impl Exec {
         self.start_recording();
         let result = f(self);
         (result, self.stop_recording())
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        if let Some(cuda) = self.cuda.take() {
+            idle::keep(IdleGpu { attached: std::mem::take(&mut self.attached), cuda });
+        }
     }
 }

@@ -165,6 +165,7 @@ mod synthetic_acceptance;
 mod tensor_hash;
 mod tiers;
 mod vocab_padding;
+mod warm_up;
 
 pub use at_load::AtLoad;
 pub use attention::{Attention, KvLayer};

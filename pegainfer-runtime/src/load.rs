@@ -6,11 +6,12 @@ use super::gpu_fit::with_enough_gpus;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::lora::{AdapterLoader, LoraOptions};
-use super::model::{Model, ragged, shard_config, uniform};
+use super::model::{Model, shard_config};
 use super::model_info::{ModelBytes, ModelInfo};
 use super::output_matrix::HEAD;
 use super::synthetic_acceptance::SyntheticAcceptance;
 use super::tiers;
+use super::warm_up::warm_up;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Shard;
@@ -89,7 +90,7 @@ pub fn load<M: Model>(
     if options.check_ranks {
         executor.check_ranks();
     }
-    warm(&mut executor, &bounds, options.max_num_mixed_tokens)?;
+    warm_up(&mut executor, &bounds, options)?;
     executor.count_experts(bounds.size.tokens)?;
     executor.set_synthetic_acceptance(SyntheticAcceptance::of(options.speculation.as_ref()));
     let limits = EngineLimits {
@@ -218,35 +219,4 @@ fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
         None => Ok(()),
         Some(id) => Err(LoadError::Eos { id: *id, vocab_size: info.vocab_size }),
     }
-}
-
-/// Runs one token through the model, which checks that weights are finite and touches memory before the first request.
-/// On a GPU, also runs the steps that load kernels and autotune cuBLASLt, and captures CUDA graphs.
-fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usize) -> Result<(), LoadError> {
-    let begun = Instant::now();
-    let seconds = || begun.elapsed().as_secs_f64();
-    executor.run(&uniform::<M>(1, 1, 1))?;
-    log::debug!("the first step after {:.3} s", seconds());
-    if !executor.logits(1)?.iter().all(|logit| logit.is_finite()) {
-        return Err(LoadError::NotFinite);
-    }
-    let (blocks, size) = (executor.kv_blocks(), bounds.size);
-    let largest = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * M::BLOCK_TOKENS));
-    let steps = M::warm_up(executor.exec(), bounds, largest, mixed_tokens)?;
-    if !steps.is_empty() {
-        executor.on_each_rank(|_, config| {
-            M::begin_warm_up(config);
-            Ok(())
-        })?;
-        let mut run = |rows: &Vec<_>| {
-            executor.with_adapters(ragged::<M>(rows)).iter().try_for_each(|step| executor.run(step).map(drop))
-        };
-        let ran = steps.iter().try_for_each(&mut run);
-        executor.on_each_rank(|exec, config| M::end_warm_up(exec, config, largest.1))?;
-        ran?;
-    }
-    log::debug!("{} steps that choose kernels after {:.3} s", steps.len(), seconds());
-    executor.capture_graphs(largest.0, bounds.drafts)?;
-    log::debug!("{} graphs after {:.3} s", executor.captured_graphs(), seconds());
-    Ok(())
 }

@@ -41,7 +41,7 @@ impl Modules {
         }
         let module = self.module(image)?;
         let name = CString::new(kernel).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
-        // SAFETY: the module is loaded and stays loaded for the lifetime of the context.
+        // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(module, name)? };
         self.permit(function)?;
         self.functions.insert((image.name, kernel), function);
@@ -69,6 +69,17 @@ impl Modules {
             let mut functions = vec![std::ptr::null_mut(); count as usize];
             sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module).result()?;
             functions.into_iter().try_for_each(|function| sys::cuFuncLoad(function).result())
+        }
+    }
+
+    /// Unloads all images; nothing may use them any more.
+    pub fn unload(&mut self) {
+        self.functions.clear();
+        for (name, module) in self.modules.drain() {
+            // SAFETY: the module was loaded once, its context is current, and its functions were just forgotten.
+            if let Err(error) = unsafe { result::module::unload(module) } {
+                log::debug!("the kernels of {name} were not unloaded: {error}");
+            }
         }
     }
 

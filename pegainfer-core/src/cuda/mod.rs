@@ -195,6 +195,13 @@ impl Cuda {
         self.streams.main.stream.synchronize().map_err(error(op))
     }
 
+    /// Waits for all streams, for the next owner; an error is permanent.
+    pub(crate) fn rest(&mut self) -> Result<(), OpError> {
+        self.bind()?;
+        self.streams.leave();
+        self.streams.all().try_for_each(|lane| lane.stream.synchronize().map_err(error("cuda: rest")))
+    }
+
     /// Sets every element of `tensor` to 0, after all earlier launches.
     pub(crate) fn clear(&mut self, tensor: &mut Tensor) -> Result<(), OpError> {
         self.completes_pending();
@@ -273,6 +280,10 @@ impl Drop for Cuda {
             if let Err(error) = lane.stream.synchronize() {
                 log::debug!("the GPU ended with an error: {}", describe(error));
             }
+        }
+        // The context may live on with another engine.
+        if self.bind().is_ok() {
+            self.modules.unload();
         }
     }
 }

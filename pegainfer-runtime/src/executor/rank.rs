@@ -22,7 +22,6 @@ use std::sync::Arc;
 /// A rank: its part of the model, and its device.
 #[derive(Debug)]
 pub(super) struct Rank<M: Model> {
-    pub exec: Exec,
     pub shard: Shard,
     /// The model's numbers for this rank.
     pub config: M::Config,
@@ -45,6 +44,8 @@ pub(super) struct Rank<M: Model> {
     padding: Option<VocabPadding>,
     /// The other ranks, if there are any.
     others: Option<OtherRanks>,
+    /// Dropped last: another engine may continue with the device at once.
+    pub exec: Exec,
 }
 
 /// What a rank needs to exchange with others.

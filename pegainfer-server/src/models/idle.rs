@@ -5,6 +5,7 @@ use super::entry::{Entry, KeepAlive, State};
 use super::error::LoadError;
 use super::status::stopped;
 use super::switch::Leave;
+use pegainfer_core::exec::keep_gpus_open;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,11 +14,12 @@ use std::time::{Duration, Instant};
 const CHECKED: Duration = Duration::from_millis(250);
 
 impl Models {
-    /// Starts the thread that unloads models. It ends with the last reference to them.
+    /// Starts the thread that unloads models. It ends with the last reference to them. GPUs stay open between models.
     ///
     /// # Errors
     /// The system has no thread left.
     pub fn tend(self: &Arc<Self>) -> std::io::Result<()> {
+        keep_gpus_open();
         let models = Arc::downgrade(self);
         let run = move || {
             while let Some(models) = models.upgrade() {
