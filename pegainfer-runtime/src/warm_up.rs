@@ -69,8 +69,9 @@ fn choose_kernels<M: Model>(
         M::begin_warm_up(config);
         Ok(())
     })?;
-    let mut run =
-        |rows: &Vec<_>| executor.with_adapters(ragged::<M>(rows)).iter().try_for_each(|step| executor.run(step).map(drop));
+    let mut run = |rows: &Vec<_>| {
+        executor.with_adapters(ragged::<M>(rows)).iter().try_for_each(|step| executor.run(step).map(drop))
+    };
     let ran = steps.iter().try_for_each(&mut run);
     executor.on_each_rank(|exec, config| M::end_warm_up(exec, config, tokens))?;
     Ok(ran?)

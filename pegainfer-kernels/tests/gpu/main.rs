@@ -1,19 +1,20 @@
-//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, adapters, packed rows,
-//! and the GEMMs of DeepSeek-V4.
+//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, adapters, packed rows, a
+//! GPU that stays open, and the GEMMs of DeepSeek-V4.
 //!
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test gpu -- collectives
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu -- gemms routed
 //!
-//! The first argument names one of them: collectives, moe, lora, pack or gemms. After it, collectives take the parts to run
-//! (exact, add_norm, failure, timing), moe the beginnings of layers' names, and the GEMMs names of weights and numbers
-//! of tokens. Exits with 1 if anything fails.
+//! The first argument names one of them: collectives, moe, lora, pack, kept or gemms. After it, collectives take the
+//! parts to run (exact, add_norm, failure, timing), moe the beginnings of layers' names, and the GEMMs names of weights
+//! and numbers of tokens. Exits with 1 if anything fails.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and this one reports")]
 
 mod collectives;
 #[cfg(feature = "deepseek-v4")]
 mod deepseek_v4_gemms;
+mod kept;
 mod lora;
 mod moe;
 mod pack;
@@ -46,6 +47,9 @@ fn main() {
         std::process::exit(1);
     }
     if is_wanted("lora") && !lora::run() {
+        std::process::exit(1);
+    }
+    if is_wanted("kept") && !kept::run() {
         std::process::exit(1);
     }
     if is_wanted("pack") && !pack::run() {
