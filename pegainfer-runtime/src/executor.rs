@@ -69,7 +69,7 @@ pub struct Executor<M: Model> {
     /// Op times of rank 0 in the last timed step.
     timed_ops: Vec<(OpRecord, Duration)>,
     transfers: Transfers,
-    /// Transfers that ended while the engine waited.
+    /// Transfers that ended between two calls of [`finished_transfers`](StepExecutor::finished_transfers).
     waited_for: Vec<TransferDone>,
 }
 
@@ -368,7 +368,8 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn start_transfer(&mut self, transfer: Transfer) {
-        self.transfers.push(transfer);
+        let failed = self.transfers.start(&mut self.ranks, transfer);
+        self.waited_for.extend(failed);
     }
 
     fn finished_transfers(&mut self) -> Vec<TransferDone> {

@@ -213,6 +213,18 @@ impl CopyMark {
         }
         Ok(true)
     }
+
+    /// The time from the first of the streams that reached `earlier` to the last that reached this mark, which is done.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn since(&self, earlier: &Self) -> Result<Duration, OpError> {
+        let mut longest = 0f32;
+        for (begin, end) in earlier.0.iter().flat_map(|begin| self.0.iter().map(move |end| (begin, end))) {
+            longest = longest.max(begin.elapsed_ms(end).map_err(error(OP))?);
+        }
+        Ok(Duration::from_secs_f64(f64::from(longest) / 1e3))
+    }
 }
 
 impl fmt::Debug for CopyMark {
@@ -228,7 +240,7 @@ impl Cuda {
     /// Errors of the driver.
     pub fn mark_copies(&self, first: usize, count: usize) -> Result<CopyMark, OpError> {
         let marked = self.streams.copies().skip(first).take(count).map(|stream| {
-            let event = self.context.new_event(None)?;
+            let event = self.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
             event.record(stream).map(|()| event)
         });
         marked.collect::<Result<_, DriverError>>().map(CopyMark).map_err(error(OP))

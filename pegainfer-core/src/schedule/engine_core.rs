@@ -77,8 +77,20 @@ pub struct EngineCore<E: StepExecutor> {
     timing: StepTiming,
     /// Records the schedule, if enabled.
     recorder: Option<ScheduleRecorder>,
-    /// Loads of blocks that requests wait for, and until when they do.
-    loads: Vec<(TransferId, Instant)>,
+    /// Loads of blocks that requests wait for.
+    loads: Vec<AwaitedLoad>,
+}
+
+/// A load of blocks that requests wait for.
+#[derive(Debug)]
+struct AwaitedLoad {
+    id: TransferId,
+    /// Number of steps in flight that end before it begins.
+    steps: usize,
+    /// How long requests wait for it from then on.
+    limit: Duration,
+    /// Until when they do, once those steps have ended.
+    until: Option<Instant>,
 }
 
 /// The steps that an executor runs.
@@ -175,12 +187,19 @@ impl<E: StepExecutor> EngineCore<E> {
             return;
         }
         for done in self.executor.finished_transfers() {
-            self.loads.retain(|(id, _)| *id != done.id);
+            self.loads.retain(|load| load.id != done.id);
             self.scheduler.finish_transfer(done);
         }
         let now = self.executor.now();
-        for (id, _) in self.loads.extract_if(.., |(_, end)| *end <= now) {
-            self.scheduler.give_up(id);
+        for load in &mut self.loads {
+            // Steps that failed end nothing.
+            load.steps = load.steps.min(self.in_flight.len());
+            if load.steps == 0 {
+                load.until.get_or_insert(now + load.limit);
+            }
+        }
+        for load in self.loads.extract_if(.., |load| load.until.is_some_and(|until| until <= now)) {
+            self.scheduler.give_up(load.id);
         }
     }
 
@@ -189,8 +208,8 @@ impl<E: StepExecutor> EngineCore<E> {
         for transfer in self.scheduler.take_transfers() {
             if matches!(transfer.direction, Direction::Load | Direction::Read) {
                 let expected = self.scheduler.tiers().and_then(|tiers| tiers.expected_time(transfer.id));
-                let now = self.executor.now();
-                self.loads.push((transfer.id, now + expected.map_or(FIRST_LOAD, |time| 2 * time + LATE)));
+                let limit = expected.map_or(FIRST_LOAD, |time| 2 * time + LATE);
+                self.loads.push(AwaitedLoad { id: transfer.id, steps: self.in_flight.len(), limit, until: None });
             }
             self.executor.start_transfer(transfer);
         }
@@ -357,6 +376,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             Ok(outcome) => outcome,
             Err(error) => return Err(self.failed(step, self.in_flight.len(), &error)),
         };
+        self.loads.iter_mut().for_each(|load| load.steps = load.steps.saturating_sub(1));
         let now = self.executor.now();
         let took = now - began;
         self.delay.measured(step.tokens.len(), took);

@@ -10,6 +10,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::tiers::{BlockCopy, Checksum, Direction, TransferId};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{MAX_PACKED_ROWS, PackSegment, PackedRows, pack_rows, pack_segments, unpack_rows};
+use std::time::Duration;
 
 /// Streams for each direction.
 const STREAMS: usize = 2;
@@ -59,8 +60,10 @@ struct InFlight {
     id: TransferId,
     /// Segments of its blocks and states, in order.
     copies: Vec<Vec<usize>>,
-    /// Once all of it has begun.
-    mark: Option<CopyMark>,
+    /// Before its first copy.
+    begins: CopyMark,
+    /// After the last one, once all of it has begun.
+    ends: Option<CopyMark>,
 }
 
 impl DeviceCopies {
@@ -108,7 +111,8 @@ impl DeviceCopies {
     ) -> Result<(), OpError> {
         if self.transfers.iter().all(|transfer| transfer.id != id) {
             exec.start_copies()?;
-            self.transfers.push(InFlight { id, copies: Vec::new(), mark: None });
+            let begins = exec.gpu()?.mark_copies(first_stream(direction), STREAMS)?;
+            self.transfers.push(InFlight { id, copies: Vec::new(), begins, ends: None });
         }
         let mut listed = Vec::new();
         for (kind, copies) in (0..self.kinds.len()).zip(copies) {
@@ -131,7 +135,7 @@ impl DeviceCopies {
         let mark = if ends { Some(exec.gpu()?.mark_copies(first, STREAMS)?) } else { None };
         if let Some(transfer) = self.transfers.iter_mut().find(|transfer| transfer.id == id) {
             transfer.copies.extend(listed);
-            transfer.mark = mark;
+            transfer.ends = mark;
         }
         Ok(())
     }
@@ -185,13 +189,17 @@ impl DeviceCopies {
     /// True once a transfer, all of which has begun, is done.
     pub fn is_done(&self, id: TransferId) -> Result<bool, OpError> {
         let transfer = self.transfers.iter().find(|transfer| transfer.id == id);
-        transfer.and_then(|transfer| transfer.mark.as_ref()).map_or(Ok(true), CopyMark::is_reached)
+        transfer.and_then(|transfer| transfer.ends.as_ref()).map_or(Ok(true), CopyMark::is_reached)
     }
 
-    /// The checksum of each block, and then of each state, of a transfer that is done.
-    pub fn take_sums(&mut self, id: TransferId) -> Vec<u64> {
-        let Some(at) = self.transfers.iter().position(|transfer| transfer.id == id) else { return Vec::new() };
+    /// The checksum of each block, and then of each state, of a transfer that is done, and the time of its copies,
+    /// without that of steps and copies before them.
+    pub fn take_sums(&mut self, id: TransferId) -> Result<(Vec<u64>, Option<Duration>), OpError> {
+        let Some(at) = self.transfers.iter().position(|transfer| transfer.id == id) else {
+            return Ok((Vec::new(), None));
+        };
         let transfer = self.transfers.remove(at);
+        let took = transfer.ends.map(|ends| ends.since(&transfer.begins)).transpose()?;
         let half = |word: usize| u64::from(self.words.load(word));
         let number = |word: usize| half(word) | half(word + 1) << 32;
         let sum_of = |segments: &Vec<usize>| {
@@ -203,7 +211,7 @@ impl DeviceCopies {
         let sums = transfer.copies.iter().map(sum_of).collect();
         let oldest = self.transfers.iter().filter_map(|transfer| transfer.copies.first()?.first()).min();
         self.done = oldest.copied().unwrap_or(self.begun);
-        sums
+        Ok((sums, took))
     }
 }
 

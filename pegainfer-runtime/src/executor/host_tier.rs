@@ -7,6 +7,7 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::tiers::{BlockCopy, Direction, TransferId};
 use pegainfer_core::tensor::OpError;
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// Slots for blocks and for states, and the copies in flight.
 #[derive(Debug)]
@@ -86,10 +87,10 @@ impl HostTier {
         }
     }
 
-    /// The checksum of each block, and then of each state, of a transfer that is done.
-    pub fn take_sums(&mut self, id: TransferId) -> Vec<u64> {
+    /// The checksum of each block, and then of each state, of a transfer that is done, and the time that a GPU took.
+    pub fn take_sums(&mut self, id: TransferId) -> Result<(Vec<u64>, Option<Duration>), OpError> {
         match self {
-            Self::Host(_, sums) => sums.remove(&id).unwrap_or_default(),
+            Self::Host(_, sums) => Ok((sums.remove(&id).unwrap_or_default(), None)),
             Self::Device(copies) => copies.take_sums(id),
         }
     }

@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 
 /// Bytes that the CPU copies between two steps.
 const BYTES_AT_ONCE: usize = 16 << 20;
-/// Bytes whose copies a GPU is given between two steps: 10 ms of its link.
+/// Bytes whose copies a GPU is given between two steps: 10 ms of its link, and after a longer step as many as the link
+/// copied meanwhile, at this number of bytes per second.
 const DEVICE_BYTES_AT_ONCE: usize = 512 << 20;
+const LINK_RATE: f64 = 50e9;
 
 /// Transfers that are not done, oldest first.
 #[derive(Debug, Default)]
@@ -33,6 +35,8 @@ pub(super) struct Transfers {
     slot_bytes: usize,
     /// True if a GPU copies, while the CPU does something else.
     on_device: bool,
+    /// When copies were last begun.
+    last: Option<Instant>,
 }
 
 impl Transfers {
@@ -89,8 +93,10 @@ impl Transfers {
         self.disk = Some(Disk::new(store));
     }
 
-    pub fn push(&mut self, transfer: Transfer) {
+    /// Starts a transfer. A GPU begins at once, after the steps that were launched; returns transfers that failed.
+    pub fn start<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>, transfer: Transfer) -> Vec<TransferDone> {
         self.queue.push_back(Progress::new(transfer));
+        if self.on_device { self.begin_some(ranks) } else { Vec::new() }
     }
 
     /// True if a GPU copies, or host memory for that is not ready.
@@ -106,13 +112,28 @@ impl Transfers {
     /// Copies as many bytes as fit between two steps, and returns the transfers that are done. Waits up to `limit` for
     /// the disk.
     pub fn copy_some<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>, limit: Duration) -> Vec<TransferDone> {
-        let mut disk = self.disk.take();
-        let mut done = Vec::new();
-        if let Some(disk) = &mut disk {
-            done = disk.finished(limit, |slot, bytes| write_slot(ranks, slot, bytes));
-        }
-        let at_once = if self.on_device { DEVICE_BYTES_AT_ONCE } else { BYTES_AT_ONCE };
-        let mut left = (at_once / self.slot_bytes.max(1)).max(1);
+        let mut done = match &mut self.disk {
+            Some(disk) => disk.finished(limit, |slot, bytes| write_slot(ranks, slot, bytes)),
+            None => Vec::new(),
+        };
+        done.extend(self.begin_some(ranks));
+        done.extend(finish_copies(ranks, &mut self.begun));
+        done
+    }
+
+    /// Number of blocks whose copies are begun at once.
+    fn at_once(&mut self) -> usize {
+        let since = self.last.replace(Instant::now()).map_or(Duration::ZERO, |last| last.elapsed());
+        let bytes = match self.on_device {
+            true => DEVICE_BYTES_AT_ONCE.max((since.as_secs_f64().min(1.0) * LINK_RATE) as usize),
+            false => BYTES_AT_ONCE,
+        };
+        (bytes / self.slot_bytes.max(1)).max(1)
+    }
+
+    /// Begins with as many copies as fit between two steps, and returns transfers that failed.
+    fn begin_some<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>) -> Vec<TransferDone> {
+        let (mut disk, mut done, mut left) = (self.disk.take(), Vec::new(), self.at_once());
         let (mut later, mut is_full) = (VecDeque::new(), false);
         while left > 0
             && let Some(mut progress) = self.queue.pop_front()
@@ -154,7 +175,6 @@ impl Transfers {
         }
         later.append(&mut self.queue);
         (self.queue, self.disk) = (later, disk);
-        done.extend(finish_copies(ranks, &mut self.begun));
         done
     }
 }
@@ -192,13 +212,14 @@ fn finish_copies<M: Model>(ranks: &mut Ranks<Rank<M>>, begun: &mut Vec<Progress>
             all.fetch_and(is_done, Ordering::Relaxed);
             Ok(())
         });
-        let sums = match looked {
+        let taken = match looked {
             Ok(()) if !all.into_inner() => return None,
             Ok(()) => take_sums(ranks, &progress.transfer),
             Err(error) => Err(error),
         };
-        let took = progress.since.map_or(Duration::ZERO, |since| since.elapsed());
-        Some(TransferDone { id, result: sums.map_err(|error| error.to_string()), took })
+        let on_host = progress.since.map_or(Duration::ZERO, |since| since.elapsed());
+        let took = taken.as_ref().ok().and_then(|(_, on_device)| *on_device).unwrap_or(on_host);
+        Some(TransferDone { id, result: taken.map(|(sums, _)| sums).map_err(|error| error.to_string()), took })
     };
     let mut done = Vec::new();
     begun.retain_mut(|progress| {
@@ -209,17 +230,21 @@ fn finish_copies<M: Model>(ranks: &mut Ranks<Rank<M>>, begun: &mut Vec<Progress>
     done
 }
 
-/// The checksum of each block, and then of each state, over all ranks.
-fn take_sums<M: Model>(ranks: &mut Ranks<Rank<M>>, transfer: &Transfer) -> Result<Vec<u64>, OpError> {
-    let sums = Mutex::new(vec![0u64; transfer.blocks.len() + transfer.states.len()]);
+/// The checksum of each block, and then of each state, over all ranks, and the time that the devices took.
+fn take_sums<M: Model>(
+    ranks: &mut Ranks<Rank<M>>,
+    transfer: &Transfer,
+) -> Result<(Vec<u64>, Option<Duration>), OpError> {
+    let taken = Mutex::new((vec![0u64; transfer.blocks.len() + transfer.states.len()], None));
     ranks.run(|rank| {
-        let own = rank.host_tier()?.take_sums(transfer.id);
-        let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let (own, took) = rank.host_tier()?.take_sums(transfer.id)?;
+        let (sums, longest) = &mut *taken.lock().unwrap_or_else(PoisonError::into_inner);
         // In any order of the ranks.
         sums.iter_mut().zip(own).for_each(|(sum, own)| *sum = sum.wrapping_add(own));
+        *longest = took.max(*longest);
         Ok(())
     })?;
-    Ok(sums.into_inner().unwrap_or_default())
+    Ok(taken.into_inner().unwrap_or_default())
 }
 
 /// Copies a slot of the host, the part of one rank after the other, to `bytes`.

@@ -27,6 +27,8 @@ pub struct LoadWish<'a> {
     pub tokens: &'a [u32],
     /// Number of blocks of the pool that are left to others.
     pub spared: usize,
+    /// Number of tokens of others that would be computed before its own.
+    pub ahead: usize,
     /// True if blocks may also come from the disk; false if that was tried.
     pub may_read: bool,
 }
@@ -64,7 +66,7 @@ impl<K: KeptState> Tiers<K> {
         usable: impl Fn(&BlockTable) -> usize,
         allocate: impl Fn() -> Option<K>,
     ) -> Option<LoadStart> {
-        let (LoadWish { tokens, spared, may_read, .. }, size) = (wish, self.pool.block_tokens());
+        let (LoadWish { tokens, spared, may_read, ahead, .. }, size) = (wish, self.pool.block_tokens());
         let mut chain = self.chain(wish);
         let usable = usable(&chain.table);
         if may_read {
@@ -78,7 +80,7 @@ impl<K: KeptState> Tiers<K> {
         let from_disk = chain.places.iter().filter(|place| Chain::on_host(place).is_none()).count();
         if from_disk > 0 {
             let work = Work { load: chain.places.len(), read: from_disk };
-            if self.is_worth(work, work.load * size)
+            if self.is_worth(work, ahead + work.load * size)
                 && let Some(id) = self.read(&chain.places, wish, chain.table.blocks().len())
             {
                 return Some(LoadStart::Reading(id));
@@ -89,7 +91,8 @@ impl<K: KeptState> Tiers<K> {
         let state = self.end_at_state(&mut chain, tokens, usable)?;
         let end = (chain.table.blocks().len() + chain.places.len()) * size;
         let as_blocks = self.states.as_ref().filter(|_| state.is_some()).map_or(0, |(_, as_blocks)| *as_blocks);
-        if end <= usable || !self.is_worth(Work { load: chain.places.len() + as_blocks, read: 0 }, end - usable) {
+        if end <= usable || !self.is_worth(Work { load: chain.places.len() + as_blocks, read: 0 }, ahead + end - usable)
+        {
             return None;
         }
         let state = match state {

@@ -66,6 +66,7 @@ impl<S: SequenceState> Scheduler<S> {
             root: seq.table.root(),
             tokens: &seq.tokens,
             spared: self.running.len(),
+            ahead: self.running.iter().map(|seq| seq.remaining()).filter(|tokens| *tokens > 1).sum(),
             may_read: seq.loading == Loading::Unknown,
         };
         let usable = |table: &BlockTable| self.state.usable(table, table.blocks().len() * table.block_tokens());
