@@ -15,7 +15,12 @@ pub struct WeightMemory {
     pub bytes: u64,
     /// Name of the memory in messages, such as `this machine's 16.8 GB of memory`.
     pub name: String,
+    /// The part of `bytes` that models may take with their KV caches.
+    share: f64,
 }
+
+/// The part of a machine's memory that models may take.
+const HOST_SHARE: f64 = 0.9;
 
 impl WeightMemory {
     /// The memory of the devices that the flags choose: of the GPUs of one engine, or of this machine. `None` if the
@@ -36,7 +41,7 @@ impl WeightMemory {
     /// The memory of this machine, of which each of several engines takes a copy of the weights.
     fn host(total: u64, engines: usize) -> Self {
         let name = format!("this machine's {:.1} GB of memory", total as f64 / 1e9);
-        Self { bytes: total / engines as u64, name }
+        Self { bytes: total / engines as u64, name, share: HOST_SHARE }
     }
 
     /// The usable part of the memory of GPUs that share a model.
@@ -44,7 +49,13 @@ impl WeightMemory {
         let total = each.iter().sum::<u64>() as f64;
         let of = if each.len() == 1 { "the GPU's".to_owned() } else { format!("the {} GPUs'", each.len()) };
         let name = format!("{of} {:.1} GB of memory, of which --gpu-memory-utilization is {utilization}", total / 1e9);
-        Self { bytes: (total * utilization) as u64, name }
+        Self { bytes: (total * utilization) as u64, name, share: 1.0 }
+    }
+
+    /// Bytes that all models together may take by default, with their KV caches: the usable part of GPUs, or nine tenths
+    /// of a machine's memory.
+    pub fn for_models(&self) -> u64 {
+        (self.bytes as f64 * self.share) as u64
     }
 
     /// A clause about the models that fit.
@@ -128,6 +139,14 @@ mod tests {
     fn refusal(gigabytes: f64, bytes: u64, overrides: &Overrides) -> Option<String> {
         let memory = WeightMemory::gpus(&[(gigabytes * 1e9) as u64], 0.9);
         memory.check(&config().to_string(), bytes, overrides).err()
+    }
+
+    #[test]
+    fn one_model_may_take_all_that_is_usable_of_a_gpu() {
+        // Its KV cache fills --gpu-memory-utilization.
+        let memory = WeightMemory::gpus(&[150_000_000_000], 0.9);
+        assert_eq!((memory.bytes, memory.for_models()), (135_000_000_000, 135_000_000_000));
+        assert_eq!(WeightMemory::host(10_000, 1).for_models(), 9_000);
     }
 
     #[test]

@@ -216,9 +216,10 @@ impl<M: Model> Executor<M> {
     /// Captures the CUDA graphs of decode steps of up to `rows` rows and of draft passes, largest first, and runs each
     /// once; with [`Model::SHAPED_GRAPHS`], also those of steps that verify `drafts` tokens per row. Afterwards no
     /// request waits for these. If adapters are enabled, also those of steps with adapters. Decode steps of every size
-    /// have run before, so their kernels are loaded; otherwise a first run loads them. Draft passes run twice: the
-    /// first loads the kernels, the second is captured.
-    pub fn capture_graphs(&mut self, rows: usize, drafts: usize) -> Result<(), OpError> {
+    /// have run before, on this executor or, if `is_warm`, on another with the same devices, so their kernels are
+    /// loaded; otherwise a first run loads them. Draft passes run twice: the first loads the kernels, the second is
+    /// captured.
+    pub fn capture_graphs(&mut self, rows: usize, drafts: usize, is_warm: bool) -> Result<(), OpError> {
         let block = self.blocks.map_or(1, |(shape, _)| shape.tokens);
         let (kinds, runs, wanted) = match M::SHAPED_GRAPHS {
             true => (if drafts == 0 { 0..1 } else { 0..2 }, 2, drafts),
@@ -228,7 +229,13 @@ impl<M: Model> Executor<M> {
             for verified in kinds.clone() {
                 let step = speculative::<M>(size, (verified * drafts, wanted), block);
                 for step in self.with_adapters(step) {
-                    if self.ranks.first().graph_key(PassKind::Layers, &step).is_some() {
+                    if let Some(key) = self.ranks.first().graph_key(PassKind::Layers, &step) {
+                        if is_warm {
+                            self.ranks.run(|rank| {
+                                rank.graphs.expect(key);
+                                Ok(())
+                            })?;
+                        }
                         (0..runs).try_for_each(|_| self.run(&step).map(drop))?;
                     }
                 }

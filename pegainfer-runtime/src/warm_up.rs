@@ -34,7 +34,8 @@ pub(super) fn warm_up<M: Model>(
     let (path, config) = (&options.model_path, executor.config());
     let key = format!("{} {path:?} {config:?} {size:?} {largest:?} {mixed} {:?}", M::NAME, bounds.lora);
     let steps = M::warm_up(executor.exec(), bounds, largest, mixed)?;
-    if !steps.is_empty() && !is_warm(executor, &key)? {
+    let is_warm = is_warm(executor, &key)?;
+    if !steps.is_empty() && !is_warm {
         choose_kernels(executor, &steps, largest.1)?;
         executor.on_each_rank(|exec, _| {
             exec.attached(|_| WarmEngines::default()).0.insert(key.clone());
@@ -42,7 +43,7 @@ pub(super) fn warm_up<M: Model>(
         })?;
         log::debug!("{} steps that choose kernels after {:.3} s", steps.len(), seconds());
     }
-    executor.capture_graphs(largest.0, bounds.drafts)?;
+    executor.capture_graphs(largest.0, bounds.drafts, is_warm)?;
     log::debug!("{} graphs after {:.3} s", executor.captured_graphs(), seconds());
     Ok(())
 }

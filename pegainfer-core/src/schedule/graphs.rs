@@ -35,10 +35,10 @@ pub struct Graphs<K = usize> {
     graphs: HashMap<K, Entry>,
 }
 
-/// The graph of one shape, of which at least one step has run.
+/// The graph of one shape, of which a step has run or was expected.
 #[derive(Debug, Default)]
 struct Entry {
-    /// The graph; `None` until the second step.
+    /// The graph, once one was captured.
     graph: Option<Graph>,
     /// Number of replays.
     replays: u64,
@@ -87,6 +87,11 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         self.rows(step).filter(|_| decodes)
     }
 
+    /// The kernels of steps of shape `key` are loaded, so the first one is captured.
+    pub fn expect(&mut self, key: K) {
+        self.graphs.entry(key).or_default();
+    }
+
     /// Runs `pass`, a step of shape `key`. If that is `None`, the step has any shape and runs launch by launch.
     pub fn run(&mut self, key: Option<K>, pass: &mut impl Launches) -> Result<(), OpError> {
         self.capture(key, pass)?;
@@ -96,7 +101,8 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         }
     }
 
-    /// True if the next step of shape `key` is to be captured, that is the second one.
+    /// True if the next step of shape `key` is to be captured: the second one, or the first if it was
+    /// [expected](Self::expect).
     pub fn should_capture(&self, key: Option<K>) -> bool {
         self.makes && key.is_some_and(|key| self.graphs.get(&key).is_some_and(|entry| entry.graph.is_none()))
     }

@@ -14,9 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Part of the memory that models may take by default.
-const SHARE: f64 = 0.9;
-
 /// Flags for several models in one server.
 #[derive(Debug, Clone, Args)]
 pub struct OnDemandArgs {
@@ -67,7 +64,7 @@ impl OnDemandArgs {
         let args = EngineArgs { data_parallel_size: NonZeroUsize::MIN, ..args.clone() };
         let memory = match self.models_memory {
             Some(bytes) => Some(bytes),
-            None => WeightMemory::chosen(&args)?.map(|memory| (memory.bytes as f64 * SHARE) as u64),
+            None => WeightMemory::chosen(&args)?.map(|memory| memory.for_models()),
         };
         Ok(ModelLimits {
             memory,
