@@ -83,7 +83,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "GIB", value_parser = parse_gib)]
     pub kv_offloading_size: Option<u64>,
     /// File for more copies of KV blocks, which the next start finds again, and its size, such as /nvme/kv:200G; needs
-    /// --kv-offloading-size. Qwen3
+    /// --kv-offloading-size. Qwen3 and Qwen3.5
     #[arg(long, value_name = "FILE:GIB", value_parser = parse_kv_disk)]
     pub kv_disk: Option<(PathBuf, u64)>,
     /// Qwen3.5 and DeepSeek-V4: memory for snapshots of state, which their prefix cache needs; 0 switches that cache off

@@ -200,9 +200,9 @@ impl<M: Model> Executor<M> {
         self.transfers.open_host_slots(&mut self.ranks, bytes, sizes)
     }
 
-    /// Also copies blocks to this file.
-    pub(crate) fn use_disk(&mut self, store: DiskStore<AlignedMemory>) {
-        self.transfers.use_disk(store);
+    /// Also copies blocks to this file, and states to the other one.
+    pub(crate) fn use_disk(&mut self, blocks: DiskStore<AlignedMemory>, states: Option<DiskStore<AlignedMemory>>) {
+        self.transfers.use_disk(blocks, states);
     }
 
     /// Runs `job` on the device of each rank and on the rank's numbers, such as a number of layers for warm-ups.

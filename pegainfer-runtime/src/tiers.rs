@@ -6,7 +6,7 @@ use super::load_options::LoadOptions;
 use super::model::Model;
 use pegainfer_core::exec::Device;
 use pegainfer_core::kv::Naming;
-use pegainfer_core::kv::disk::{DiskConfig, DiskStore};
+use pegainfer_core::kv::disk::{AlignedMemory, DiskConfig, DiskError, DiskStore, Opened, SlotHeader};
 use pegainfer_core::kv::tiers::Tiers;
 use pegainfer_core::schedule::EngineCore;
 use std::fs::File;
@@ -16,6 +16,13 @@ use std::path::{Path, PathBuf};
 /// Bytes of each sample of a weight file, and their number.
 const SAMPLE: usize = 16 << 10;
 const SAMPLES: u64 = 16;
+
+/// End of the name of the file for states, after that of the other one.
+const STATES: &str = ".states";
+/// Bytes that are lent for reads of states, and for writes. A state can be much larger than a block.
+const STATE_JOBS_BYTES: usize = 128 << 20;
+/// States that can be read at a time, even if they are larger than that.
+const MIN_STATE_JOBS: usize = 2;
 
 /// Refuses options that no model can have, before anything is loaded.
 pub(super) fn check<O>(options: &LoadOptions<O>) -> Result<(), LoadError> {
@@ -37,30 +44,90 @@ pub(super) fn open<M: Model>(
     let executor = engine.executor();
     let sizes = executor.kept_sizes()?;
     let ([slot_bytes, state_bytes], [slots, states]) = (sizes, executor.open_host_slots(bytes, sizes)?);
-    let Some((path, bytes)) = &options.kv_disk else {
-        let mut tiers = Tiers::new(pool, Naming::random(), slots, slot_bytes);
-        if state_bytes > 0 {
-            tiers.use_states(states, state_bytes);
+    let files = match &options.kv_disk {
+        None => None,
+        Some(file) => {
+            let (ranks, device) = (executor.held_ranks(), executor.exec().device());
+            let fingerprint = fingerprint::<M>(config, options, ranks, device).map_err(|e| {
+                LoadError::Option(format!("--kv-disk: the weights cannot be read to recognise them: {e}"))
+            })?;
+            Some(KvFiles::open(file, sizes, M::BLOCK_TOKENS, fingerprint)?)
         }
-        engine.use_tiers(tiers);
-        return Ok(());
     };
+    let naming = files.as_ref().map_or_else(Naming::random, |files| Naming::new(&files.blocks.0.secret(), ""));
+    let mut tiers = Tiers::new(pool, naming, slots, slot_bytes);
     if state_bytes > 0 {
-        let why = format!("--kv-disk: {} keeps state outside of KV blocks, which no file has yet", M::NAME);
-        return Err(LoadError::Option(why));
+        tiers.use_states(states, state_bytes);
     }
-    let (ranks, device) = (executor.held_ranks(), executor.exec().device());
-    let fingerprint = fingerprint::<M>(config, options, ranks, device)
-        .map_err(|e| LoadError::Option(format!("--kv-disk: the weights cannot be read to recognise them: {e}")))?;
-    let config = DiskConfig::new(path, *bytes, slot_bytes, M::BLOCK_TOKENS, fingerprint);
-    let (store, opened) = DiskStore::open(&config).map_err(|e| LoadError::Option(format!("--kv-disk: {e}")))?;
-    log::info!("KV file {}: {opened}", path.display());
-    let mut tiers = Tiers::new(pool, Naming::new(&store.secret(), ""), slots, slot_bytes);
-    let found = opened.found.into_iter().map(|found| (found.slot, found.header));
-    tiers.use_disk(store.slots() as usize, found);
-    executor.use_disk(store);
+    if let Some(KvFiles { blocks: (blocks, opened), states }) = files {
+        tiers.use_disk(blocks.slots() as usize, found(opened));
+        let states = states.map(|(states, opened)| {
+            tiers.use_state_disk(states.slots() as usize, found(opened));
+            states
+        });
+        executor.use_disk(blocks, states);
+    }
     engine.use_tiers(tiers);
     Ok(())
+}
+
+/// A file, and what opening it found.
+type KvFile = (DiskStore<AlignedMemory>, Opened);
+
+/// The files of a model.
+struct KvFiles {
+    blocks: KvFile,
+    /// Of a model with state outside of KV blocks.
+    states: Option<KvFile>,
+}
+
+impl KvFiles {
+    /// Opens or creates the file at this path, of this size, and for a model with states the one next to it. Each of
+    /// both has half of the size then: no other split can hold more than twice as much of any prompts, whatever number
+    /// of their states is of use.
+    fn open(
+        (path, bytes): &(PathBuf, u64),
+        [slot_bytes, state_bytes]: [usize; 2],
+        slot_tokens: usize,
+        fingerprint: [u8; 32],
+    ) -> Result<Self, LoadError> {
+        let share = if state_bytes > 0 { bytes / 2 } else { *bytes };
+        let open = |config: &DiskConfig| -> Result<KvFile, LoadError> {
+            let opened = DiskStore::open(config).map_err(|error| refusal(&error, config.item, state_bytes > 0))?;
+            log::info!("KV file {}: {}", config.path.display(), opened.1);
+            Ok(opened)
+        };
+        let blocks: KvFile = open(&DiskConfig::new(path, share, slot_bytes, slot_tokens, fingerprint))?;
+        if state_bytes == 0 {
+            return Ok(Self { blocks, states: None });
+        }
+        let mut path = path.clone();
+        path.as_mut_os_string().push(STATES);
+        // Names of states are those of the other file's blocks, so that they mean nothing without that file.
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"states").update(&fingerprint).update(&blocks.0.secret());
+        let config = DiskConfig::new(&path, share, state_bytes, slot_tokens, *hasher.finalize().as_bytes());
+        let queue = (STATE_JOBS_BYTES / state_bytes).clamp(MIN_STATE_JOBS, config.queue);
+        let states = open(&DiskConfig { item: "state", queue, ..config })?;
+        Ok(Self { blocks, states: Some(states) })
+    }
+}
+
+/// The error for a file that cannot be opened.
+fn refusal(error: &DiskError, item: &str, has_states: bool) -> LoadError {
+    LoadError::Option(match error {
+        DiskError::TooSmall { needed, .. } if has_states => format!(
+            "--kv-disk: half of the size is for blocks and half for states, and one {item} takes {needed} bytes: \
+             give at least {} bytes",
+            2 * needed
+        ),
+        error => format!("--kv-disk: {error}"),
+    })
+}
+
+/// Blocks or states and their slots.
+fn found(opened: Opened) -> impl Iterator<Item = (u32, SlotHeader)> {
+    opened.found.into_iter().map(|found| (found.slot, found.header))
 }
 
 /// Hash of all that decides the bytes of a block: the model's numbers, samples of its weights, the layout, and the

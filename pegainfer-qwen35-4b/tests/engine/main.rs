@@ -10,6 +10,7 @@ mod gguf;
 #[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
 mod graphs;
 mod invariance;
+mod kv_file;
 #[path = "../../../pegainfer-runtime/tests/family/lora.rs"]
 mod lora;
 mod many_ranks;

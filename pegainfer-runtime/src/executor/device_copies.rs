@@ -5,6 +5,7 @@
 //! the other packs. A kernel that runs all layers of a step leaves no multiprocessor to others, so that packing waits
 //! for its end: staging memory holds what is copied meanwhile.
 
+use super::host_slots::SlotKind;
 use pegainfer_core::cuda::{CopyMark, HostWords, PinnedSlots, SlotBytes};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::tiers::{BlockCopy, Checksum, Direction, TransferId};
@@ -24,7 +25,7 @@ const SUM_WORDS: usize = 4;
 /// Slots of host memory for blocks and for states, and the copies in flight.
 #[derive(Debug)]
 pub(super) struct DeviceCopies {
-    /// Blocks, then states if the model has some.
+    /// Blocks, then states if the model has some; by [`SlotKind`].
     kinds: Vec<Kind>,
     /// One for each stream: those that store, then those that load.
     staging: Vec<Staging>,
@@ -89,9 +90,9 @@ impl DeviceCopies {
         Ok(Self { kinds: opened, staging, next: 0, words, begun: 0, done: 0, transfers: Vec::new() })
     }
 
-    /// The bytes of a block's slot.
-    pub fn slot(&mut self, slot: u32) -> &mut [u8] {
-        self.kinds[0].slots.slot(slot)
+    /// The bytes of a slot.
+    pub fn slot(&mut self, kind: SlotKind, slot: u32) -> &mut [u8] {
+        self.kinds[kind as usize].slots.slot(slot)
     }
 
     /// True if the device may use the slots of these blocks and states.

@@ -1,7 +1,7 @@
 //! Host memory of a rank for KV blocks and states, on every device.
 
 use super::device_copies::DeviceCopies;
-use super::host_slots::HostSlots;
+use super::host_slots::{HostSlots, SlotKind};
 use crate::model::KeptTensors;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::tiers::{BlockCopy, Direction, TransferId};
@@ -30,11 +30,11 @@ impl HostTier {
         Ok(Self::Host(slots.map(<[HostSlots; 2]>::from).ok_or_else(no_memory)?, HashMap::new()))
     }
 
-    /// The bytes of a block's slot.
-    pub fn slot(&mut self, slot: u32) -> &mut [u8] {
+    /// The bytes of a slot.
+    pub fn slot(&mut self, kind: SlotKind, slot: u32) -> &mut [u8] {
         match self {
-            Self::Host([blocks, _], _) => blocks.slot(slot),
-            Self::Device(copies) => copies.slot(slot),
+            Self::Host(kinds, _) => kinds[kind as usize].slot(slot),
+            Self::Device(copies) => copies.slot(kind, slot),
         }
     }
 

@@ -1,6 +1,7 @@
 //! How far a transfer is.
 
-use pegainfer_core::kv::tiers::{Transfer, TransferDone};
+use super::host_slots::SlotKind;
+use pegainfer_core::kv::tiers::{BlockCopy, Transfer, TransferDone};
 use pegainfer_core::tensor::OpError;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(super) struct Progress {
     pub transfer: Transfer,
-    /// Number of blocks that were copied, or that the disk has to copy.
+    /// Number of blocks that were copied; with a disk, number of blocks and states that it has to copy.
     pub begun: usize,
     /// When its first block was copied.
     pub since: Option<Instant>,
@@ -25,8 +26,14 @@ impl Progress {
         TransferDone { id: self.transfer.id, result: Err(error.to_string()), took }
     }
 
-    /// True if no block is left to begin with.
-    pub fn is_begun(&self) -> bool {
-        self.begun == self.transfer.blocks.len()
+    /// Number of blocks and states.
+    pub fn all(&self) -> usize {
+        self.transfer.blocks.len() + self.transfer.states.len()
+    }
+
+    /// The next one that a disk has to copy, if any is left.
+    pub fn next(&self) -> Option<(SlotKind, BlockCopy)> {
+        let kind = if self.begun < self.transfer.blocks.len() { SlotKind::Block } else { SlotKind::State };
+        Some((kind, self.transfer.copy(self.begun)?))
     }
 }

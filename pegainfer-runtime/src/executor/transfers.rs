@@ -1,7 +1,7 @@
-//! Copies of KV blocks between the device, host memory and a file.
+//! Copies of KV blocks and states between the device, host memory and files.
 
 use super::disk::Disk;
-use super::host_slots::slot_bytes;
+use super::host_slots::{SlotKind, slot_bytes};
 use super::progress::Progress;
 use super::rank::Rank;
 use crate::load_error::LoadError;
@@ -88,9 +88,9 @@ impl Transfers {
         Ok(slots)
     }
 
-    /// Also copies blocks to this file.
-    pub fn use_disk(&mut self, store: DiskStore<AlignedMemory>) {
-        self.disk = Some(Disk::new(store));
+    /// Also copies blocks to this file, and states to the other one.
+    pub fn use_disk(&mut self, blocks: DiskStore<AlignedMemory>, states: Option<DiskStore<AlignedMemory>>) {
+        self.disk = Some(Disk::new(blocks, states));
     }
 
     /// Starts a transfer. A GPU begins at once, after the steps that were launched; returns transfers that failed.
@@ -113,7 +113,7 @@ impl Transfers {
     /// the disk.
     pub fn copy_some<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>, limit: Duration) -> Vec<TransferDone> {
         let mut done = match &mut self.disk {
-            Some(disk) => disk.finished(limit, |slot, bytes| write_slot(ranks, slot, bytes)),
+            Some(disk) => disk.finished(limit, |kind, slot, bytes| write_slot(ranks, (kind, slot), bytes)),
             None => Vec::new(),
         };
         done.extend(self.begin_some(ranks));
@@ -134,7 +134,7 @@ impl Transfers {
     /// Begins with as many copies as fit between two steps, and returns transfers that failed.
     fn begin_some<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>) -> Vec<TransferDone> {
         let (mut disk, mut done, mut left) = (self.disk.take(), Vec::new(), self.at_once());
-        let (mut later, mut is_full) = (VecDeque::new(), false);
+        let (mut later, mut is_full) = (VecDeque::new(), [false; 2]);
         while left > 0
             && let Some(mut progress) = self.queue.pop_front()
         {
@@ -157,19 +157,19 @@ impl Transfers {
                         continue;
                     }
                 },
-                // In order, because they may be of one slot. Reads need not wait for them.
-                (Direction::Write | Direction::Erase, Some(_)) if is_full => {}
+                // In order for each file, because they may be of one slot. Reads need not wait for them.
+                (Direction::Write | Direction::Erase, Some(_)) if is_full[file_of(&progress)] => {}
                 (Direction::Write | Direction::Read | Direction::Erase, Some(disk)) => {
-                    disk.submit(&mut progress, left, |slot, bytes| read_slot(ranks, slot, bytes));
+                    let fill = |kind, slot, bytes: &mut [u8]| read_slot(ranks, (kind, slot), bytes);
+                    disk.submit(&mut progress, &mut left, fill);
                 }
                 (Direction::Write | Direction::Read | Direction::Erase, None) => {
                     done.push(progress.failed(&OpError { op: "host tier", message: "there is no disk".to_owned() }));
                     continue;
                 }
             }
-            left = left.saturating_sub(progress.begun - begun);
-            if !progress.is_begun() {
-                is_full |= matches!(progress.transfer.direction, Direction::Write | Direction::Erase);
+            if progress.next().is_some() {
+                is_full[file_of(&progress)] |= progress.transfer.direction != Direction::Read;
                 later.push_back(progress);
             }
         }
@@ -177,6 +177,12 @@ impl Transfers {
         (self.queue, self.disk) = (later, disk);
         done
     }
+}
+
+/// Number of the file that a transfer writes to, or erases.
+fn file_of(progress: &Progress) -> usize {
+    let kind = if progress.transfer.blocks.is_empty() { SlotKind::State } else { SlotKind::Block };
+    kind as usize
 }
 
 /// Begins to copy up to `most` blocks between device and host, none if the memory of the host is not ready. True if the
@@ -248,22 +254,26 @@ fn take_sums<M: Model>(
 }
 
 /// Copies a slot of the host, the part of one rank after the other, to `bytes`.
-fn read_slot<M: Model>(ranks: &mut Ranks<Rank<M>>, slot: u32, bytes: &mut [u8]) -> Result<(), String> {
+fn read_slot<M: Model>(
+    ranks: &mut Ranks<Rank<M>>,
+    (kind, slot): (SlotKind, u32),
+    bytes: &mut [u8],
+) -> Result<(), String> {
     let (part, bytes) = (bytes.len() / ranks.count(), Mutex::new(bytes));
     let copied = ranks.run(|rank| {
         let mut bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        bytes[rank.shard.rank * part..][..part].copy_from_slice(rank.host_tier()?.slot(slot));
+        bytes[rank.shard.rank * part..][..part].copy_from_slice(rank.host_tier()?.slot(kind, slot));
         Ok(())
     });
     copied.map_err(|error| error.to_string())
 }
 
 /// Copies `bytes` to a slot of the host; see [`read_slot`].
-fn write_slot<M: Model>(ranks: &mut Ranks<Rank<M>>, slot: u32, bytes: &[u8]) -> Result<(), String> {
+fn write_slot<M: Model>(ranks: &mut Ranks<Rank<M>>, (kind, slot): (SlotKind, u32), bytes: &[u8]) -> Result<(), String> {
     let part = bytes.len() / ranks.count();
     let copied = ranks.run(|rank| {
         let own = &bytes[rank.shard.rank * part..][..part];
-        rank.host_tier()?.slot(slot).copy_from_slice(own);
+        rank.host_tier()?.slot(kind, slot).copy_from_slice(own);
         Ok(())
     });
     copied.map_err(|error| error.to_string())

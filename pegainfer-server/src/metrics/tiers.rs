@@ -1,4 +1,4 @@
-//! Gauges and counters of copies of KV blocks outside the device.
+//! Gauges and counters of copies of KV blocks and recurrent states outside the device.
 
 use super::engine::{Scrape, Series, Value};
 use pegainfer_core::kv::tiers::TierStats;
@@ -39,6 +39,26 @@ const DISK_COUNTERS: [(&str, &str, Value<u64>); 2] = [
     }),
     ("pegainfer:kv_disk_read_bytes", "Bytes of KV blocks read from the file", |stats| {
         stats.tiers.read_blocks * stats.tiers.slot_bytes as u64
+    }),
+];
+
+/// The counters of each engine with a tier and state outside of KV blocks.
+const STATE_COUNTERS: [(&str, &str, Value<u64>); 2] = [
+    ("pegainfer:kv_offload_state_store_bytes", "Bytes of recurrent states copied to the host", |stats| {
+        stats.tiers.stored_states * stats.tiers.state_bytes as u64
+    }),
+    ("pegainfer:kv_offload_state_load_bytes", "Bytes of recurrent states copied from the host", |stats| {
+        stats.tiers.loaded_states * stats.tiers.state_bytes as u64
+    }),
+];
+
+/// The counters of each engine with a file for states.
+const STATE_DISK_COUNTERS: [(&str, &str, Value<u64>); 2] = [
+    ("pegainfer:kv_disk_state_written_bytes", "Bytes of recurrent states written to their file", |stats| {
+        stats.tiers.written_states * stats.tiers.state_bytes as u64
+    }),
+    ("pegainfer:kv_disk_state_read_bytes", "Bytes of recurrent states read from their file", |stats| {
+        stats.tiers.read_states * stats.tiers.state_bytes as u64
     }),
 ];
 
@@ -90,12 +110,36 @@ impl Scrape<'_> {
             usage,
         )?;
         this.encode_counters(encoder, &DISK_COUNTERS)?;
-        let (name, help) = ("pegainfer:kv_disk_read_time", "Seconds of reads from the file");
+        let (name, help) = ("pegainfer:kv_disk_read_time", "Seconds of reads from the files");
         let mut series = Series::new(encoder, MetricType::Counter, name, help)?;
         for (origin, engine) in this.engines() {
             series.add(origin, None, &ConstCounter::new(engine.stats().tiers.read_nanos as f64 / 1e9))?;
         }
         Ok(())
+    }
+
+    /// Encodes the metrics of engines with copies of states.
+    fn encode_states(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let this = self.only(|model| model.engine.stats().tiers.state_slots > 0);
+        let this = Scrape(&this);
+        if this.engines().next().is_none() {
+            return Ok(());
+        }
+        let help = "Fraction of the host's slots for recurrent states that are used, 0 to 1";
+        this.encode_usage(encoder, ("pegainfer:kv_offload_state_usage_perc", help), |tiers| {
+            tiers.state_used as f64 / tiers.state_slots.max(1) as f64
+        })?;
+        this.encode_counters(encoder, &STATE_COUNTERS)?;
+        let this = self.only(|model| model.engine.stats().tiers.state_disk_slots > 0);
+        let this = Scrape(&this);
+        if this.engines().next().is_none() {
+            return Ok(());
+        }
+        let help = "Fraction of the file's slots for recurrent states that are used, 0 to 1";
+        this.encode_usage(encoder, ("pegainfer:kv_disk_state_usage_perc", help), |tiers| {
+            tiers.state_disk_used as f64 / tiers.state_disk_slots.max(1) as f64
+        })?;
+        this.encode_counters(encoder, &STATE_DISK_COUNTERS)
     }
 
     fn encode_usage(

@@ -130,10 +130,10 @@ impl MockEngine {
         self
     }
 
-    /// Pretends that blocks have copies on the host and in a file.
+    /// Pretends that blocks and states have copies on the host and in files.
     pub fn with_tiers(mut self) -> Self {
-        self.stats.tiers =
-            TierStats { host_slots: 2, host_used: 1, disk_slots: 2, slot_bytes: 64, ..TierStats::default() };
+        let blocks = TierStats { host_slots: 2, host_used: 1, disk_slots: 2, slot_bytes: 64, ..TierStats::default() };
+        self.stats.tiers = TierStats { state_slots: 2, state_disk_slots: 2, state_bytes: 64, ..blocks };
         self
     }
 

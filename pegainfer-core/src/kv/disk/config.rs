@@ -21,6 +21,8 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// Maximum size of the file.
     pub bytes: u64,
+    /// What a slot holds, for messages: "block" or "state".
+    pub item: &'static str,
     /// Bytes of a block's payload. Direct I/O needs a multiple of 4,096.
     pub slot_bytes: usize,
     /// Maximum number of tokens of a block; up to 1,007.
@@ -49,6 +51,7 @@ impl DiskConfig {
         Self {
             path: path.to_owned(),
             bytes,
+            item: "block",
             slot_bytes,
             slot_tokens,
             fingerprint,

@@ -1,4 +1,5 @@
-//! KV blocks on disk: one preallocated file of fixed slots, which survives a restart.
+//! KV blocks on disk: one preallocated file of fixed slots, which survives a restart. States outside of KV blocks have
+//! a file of their own.
 //!
 //! A [`DiskStore`] executes reads and writes of whole slots on its own threads and hands them back by
 //! [`poll`](DiskStore::poll). It knows no scheduler and no device, and decides nothing: which block goes to which slot

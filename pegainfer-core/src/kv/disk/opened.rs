@@ -9,6 +9,8 @@ use std::time::Duration;
 pub struct Opened {
     /// Blocks that an earlier run saved, oldest first; no two have the same name. Payloads are not checked yet.
     pub found: Vec<Found>,
+    /// What a slot holds: "block" or "state".
+    pub item: &'static str,
     /// Number of slots of the file.
     pub slots: u32,
     /// Number of slots that were ignored because their header is damaged.
@@ -29,9 +31,14 @@ pub struct Opened {
 
 impl fmt::Display for Opened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} slots hold a block", self.found.len(), self.slots)?;
-        if let Some(reset) = &self.reset {
-            write!(f, "; earlier contents are ignored: {reset}")?;
+        write!(f, "{} of {} slots hold a {}", self.found.len(), self.slots, self.item)?;
+        match &self.reset {
+            None => {}
+            // It knows the file of the blocks before its states, and that knows the model.
+            Some(Reset::OtherModel) if self.item == "state" => {
+                f.write_str("; earlier contents are ignored: it belonged to another KV file")?;
+            }
+            Some(reset) => write!(f, "; earlier contents are ignored: {reset}")?,
         }
         for (count, what) in [(self.damaged, "damaged"), (self.missing, "truncated"), (self.duplicates, "duplicate")] {
             if count > 0 {

@@ -65,6 +65,7 @@ impl<M: SlotMemory> DiskStore<M> {
         let backend = backend::start(config, Arc::new(files), geometry)?;
         let opened = Opened {
             found: contents.found,
+            item: config.item,
             slots: geometry.slots,
             damaged: contents.damaged,
             missing: contents.missing,

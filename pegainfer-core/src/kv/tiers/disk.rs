@@ -1,10 +1,11 @@
 //! Blocks that the host tier copies to the disk, and their return.
 
-use super::index::TierBlock;
+use super::in_flight::{InFlight, Read};
+use super::index::{SlotIndex, TierBlock};
 use super::kept::KeptState;
-use super::tiers::{InFlight, Tiers};
+use super::tiers::Tiers;
 use super::transfer::{BlockCopy, Direction, Transfer, TransferDone};
-use crate::kv::Medium;
+use crate::kv::{ContentName, Medium};
 
 /// Maximum number of blocks that are being written.
 const MAX_WRITES: usize = 64;
@@ -47,6 +48,8 @@ impl<K: KeptState> Tiers<K> {
             copies.push(BlockCopy { block, slot });
             headers.push(header);
         }
+        // States are of no use without the blocks before them.
+        self.erase_states_of(&gone);
         self.tell_removed(Medium::Disk, gone);
         if !copies.is_empty() {
             let transfer = Transfer { headers, ..Transfer::new(Direction::Write, copies.clone()) };
@@ -68,25 +71,28 @@ impl<K: KeptState> Tiers<K> {
             // Some may have been forgotten meanwhile.
             let is_there = |copy: &&BlockCopy| disk.name(copy.block).is_some();
             let there: Vec<BlockCopy> = copies.iter().filter(is_there).copied().collect();
+            let names: Vec<ContentName> = there.iter().filter_map(|copy| disk.name(copy.block)).collect();
             self.tell_stored(Medium::Disk, &slots_of(&there));
+            self.write_states_of(&names);
         }
         self.write_more();
     }
 
     /// What was read counts as stored on the host; its checksum is compared when it is loaded.
-    pub(super) fn finish_read(&mut self, copies: &[BlockCopy], done: &TransferDone) {
+    pub(super) fn finish_read(&mut self, Read { blocks, states, work, .. }: &Read, done: &TransferDone) {
         let Some(disk) = &mut self.disk else { return };
-        for copy in copies {
+        for copy in blocks {
             match disk.checksum(copy.block).filter(|_| done.result.is_ok()) {
                 Some(checksum) => self.host.fill(copy.slot, checksum),
                 None => self.host.abandon(copy.slot),
             }
             disk.unpin(copy.block);
         }
+        self.finish_state_read(states, done);
         if done.result.is_ok() {
-            self.tell_stored(Medium::Host, &slots_of(copies));
-            self.rates.read(copies.len(), done.took);
-            self.stats.read_blocks += copies.len() as u64;
+            self.tell_stored(Medium::Host, &slots_of(blocks));
+            self.rates.read(*work, done.took);
+            self.stats.read_blocks += blocks.len() as u64;
             self.stats.read_nanos += done.took.as_nanos() as u64;
         }
     }
@@ -94,11 +100,7 @@ impl<K: KeptState> Tiers<K> {
     /// Nobody finds the blocks of these slots of the disk any more, nor does the next start.
     pub(super) fn erase(&mut self, slots: Vec<u32>) {
         let Some(disk) = self.disk.as_mut().filter(|_| !slots.is_empty()) else { return };
-        for &slot in &slots {
-            disk.pin(slot);
-            disk.forget(slot);
-        }
-        let blocks = slots.iter().map(|&block| BlockCopy { block, slot: 0 }).collect();
+        let blocks = forget_pinned(disk, &slots);
         self.start(Transfer::new(Direction::Erase, blocks), InFlight::Erase { slots });
     }
 
@@ -113,6 +115,15 @@ impl<K: KeptState> Tiers<K> {
         let blocks = |kind: &InFlight<K>| if let InFlight::Write { copies } = kind { copies.len() } else { 0 };
         self.in_flight.values().map(blocks).sum()
     }
+}
+
+/// Forgets what these slots of a disk hold, and pins them until they are erased; returns the copies of the erasure.
+pub(super) fn forget_pinned(disk: &mut SlotIndex, slots: &[u32]) -> Vec<BlockCopy> {
+    for &slot in slots {
+        disk.pin(slot);
+        disk.forget(slot);
+    }
+    slots.iter().map(|&block| BlockCopy { block, slot: 0 }).collect()
 }
 
 /// Slots of the host.

@@ -1,11 +1,13 @@
 //! Blocks that come back to the device for a request.
 
+use super::chain::{Chain, LoadWish, Place};
+use super::in_flight::{InFlight, Load, LoadedState, Read};
 use super::index::TierBlock;
 use super::kept::KeptState;
 use super::rates::Work;
-use super::tiers::{InFlight, Load, LoadedState, Tiers};
+use super::tiers::Tiers;
 use super::transfer::{BlockCopy, Direction, Transfer, TransferDone, TransferId};
-use crate::kv::{BlockTable, ContentName, Medium, PrefixRoot};
+use crate::kv::{BlockTable, ContentName, Medium};
 
 /// What a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,41 +20,18 @@ pub enum LoadStart {
     Other(TransferId),
 }
 
-/// A request whose prompt may continue outside the device.
-#[derive(Debug, Clone, Copy)]
-pub struct LoadWish<'a> {
-    /// Root of its sequence.
-    pub root: PrefixRoot,
-    /// Its tokens.
-    pub tokens: &'a [u32],
-    /// Number of blocks of the pool that are left to others.
-    pub spared: usize,
-    /// Number of tokens of others that would be computed before its own.
-    pub ahead: usize,
-    /// True if blocks may also come from the disk; false if that was tried.
-    pub may_read: bool,
-}
-
-/// Where the block that follows lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Host(u32),
-    Disk(u32),
-}
-
-/// Blocks that follow what is on the device.
-struct Chain {
-    /// Blocks on the device, of a table that holds them.
-    table: BlockTable,
-    places: Vec<(ContentName, Place)>,
-    /// The first block that no place has, if there is one more full block.
-    missing: Option<ContentName>,
-}
-
-impl Chain {
-    fn on_host((_, place): &(ContentName, Place)) -> Option<u32> {
-        if let Place::Host(slot) = place { Some(*slot) } else { None }
-    }
+/// What is to be read from the disk.
+struct ToRead<'a> {
+    /// The chain, of which only some blocks are on the disk.
+    places: &'a [(ContentName, Place)],
+    /// Number of blocks before it.
+    before: usize,
+    /// Slot of the disk with the state after it, if that is to be read, too.
+    state: Option<u32>,
+    /// Name of the block that other requests for this prompt need next.
+    next: Option<ContentName>,
+    /// Number of blocks that a state is as large as.
+    as_blocks: usize,
 }
 
 impl<K: KeptState> Tiers<K> {
@@ -72,27 +51,19 @@ impl<K: KeptState> Tiers<K> {
         if may_read {
             self.stats.queries += (tokens.len() - usable) as u64;
         }
-        let next = chain.places.first().map(|(name, _)| *name).or(chain.missing);
+        let next = chain.next();
         if let Some(id) = next.and_then(|next| self.bringing(next)) {
             return Some(LoadStart::Other(id));
         }
         chain.places.truncate(self.pool.available().saturating_sub(spared));
-        let from_disk = chain.places.iter().filter(|place| Chain::on_host(place).is_none()).count();
-        if from_disk > 0 {
-            let work = Work { load: chain.places.len(), read: from_disk };
-            if self.is_worth(work, ahead + work.load * size)
-                && let Some(id) = self.read(&chain.places, wish, chain.table.blocks().len())
-            {
-                return Some(LoadStart::Reading(id));
-            }
-            let end = chain.places.iter().position(|place| Chain::on_host(place).is_none()).unwrap_or(0);
-            chain.places.truncate(end);
+        if let Some(id) = self.start_read(&chain, wish, usable, next) {
+            return Some(LoadStart::Reading(id));
         }
-        let state = self.end_at_state(&mut chain, tokens, usable)?;
+        chain.end_at_disk();
+        let state = self.end_at_state(&mut chain, wish, usable)?;
         let end = (chain.table.blocks().len() + chain.places.len()) * size;
-        let as_blocks = self.states.as_ref().filter(|_| state.is_some()).map_or(0, |(_, as_blocks)| *as_blocks);
-        if end <= usable || !self.is_worth(Work { load: chain.places.len() + as_blocks, read: 0 }, ahead + end - usable)
-        {
+        let as_blocks = if state.is_some() { self.state_as_blocks() } else { 0 };
+        if end <= usable || !self.is_worth(Work { load: chain.places.len() + as_blocks, read: 0 }, ahead + end - usable) {
             return None;
         }
         let state = match state {
@@ -102,47 +73,49 @@ impl<K: KeptState> Tiers<K> {
         self.load(chain, tokens, state, as_blocks).map(LoadStart::Own)
     }
 
-    /// The blocks of a prompt that are on the device, and where those that follow are.
-    fn chain(&self, LoadWish { root, tokens, may_read, .. }: LoadWish<'_>) -> Chain {
-        let mut table = BlockTable::new(&self.pool, root);
-        table.match_prefix(tokens);
-        let mut parent = table.names().last().copied();
-        let (mut places, mut missing) = (Vec::new(), None);
-        let may_read = may_read && root.adapter.is_none();
-        for tokens in tokens.chunks_exact(self.pool.block_tokens()).skip(table.blocks().len()) {
-            let name = self.naming.next(parent.unwrap_or_else(|| self.naming.root(root)), tokens);
-            let block = TierBlock { name, parent, tokens, root: Some(root) };
-            let on_disk = || self.disk.as_ref().filter(|_| may_read && !self.host.knows(name))?.find(block);
-            let place = self.host.find(block).map(Place::Host).or_else(|| on_disk().map(Place::Disk));
-            let Some(place) = place else {
-                missing = Some(name);
-                break;
-            };
-            places.push((name, place));
-            parent = Some(name);
+    /// For a model with state outside of KV blocks: ends the chain, which is on the host, at its last block with a
+    /// state on the host, and returns the slot of that; `None` without one beyond the `usable` tokens. For other
+    /// models: `Some(None)`.
+    #[expect(clippy::option_option, reason = "no state is needed, or none is there")]
+    fn end_at_state(&self, chain: &mut Chain, wish: LoadWish<'_>, usable: usize) -> Option<Option<u32>> {
+        if self.states.is_none() {
+            return Some(None);
         }
-        Chain { table, places, missing }
+        let (blocks, place) = self.last_state(chain, LoadWish { may_read: false, ..wish }, usable)?;
+        chain.truncate(blocks);
+        Some(Some(place.on_host()?))
     }
 
-    /// For a model with state outside of KV blocks: ends the chain at its last block with a state on the host, and
-    /// returns the slot of that; `None` without one beyond the `usable` tokens. For other models: `Some(None)`.
-    #[expect(clippy::option_option, reason = "no state is needed, or none is there")]
-    fn end_at_state(&self, chain: &mut Chain, tokens: &[u32], usable: usize) -> Option<Option<u32>> {
-        let Some((states, _)) = &self.states else { return Some(None) };
-        let size = self.pool.block_tokens();
-        let names: Vec<ContentName> =
-            chain.table.names().iter().copied().chain(chain.places.iter().map(|(name, _)| *name)).collect();
-        let state_after = |at: usize| {
-            let block = TierBlock { name: names[at], parent: None, tokens: &tokens[at * size..][..size], root: None };
-            Some((at + 1, states.find(block)?))
+    /// Number of blocks that a state is as large as; 0 for a model without.
+    fn state_as_blocks(&self) -> usize {
+        self.states.as_ref().map_or(0, |states| states.as_blocks)
+    }
+
+    /// Starts to read what is missing on the host of the longest prefix that can be loaded, if that is worth its time;
+    /// `None` also if nothing is missing. `next`: name of the block after those on the device.
+    fn start_read(
+        &mut self,
+        chain: &Chain,
+        wish: LoadWish<'_>,
+        usable: usize,
+        next: Option<ContentName>,
+    ) -> Option<TransferId> {
+        let (before, as_blocks) = (chain.table.blocks().len(), self.state_as_blocks());
+        let (end, state) = match self.states {
+            Some(_) => self.last_state(chain, wish, usable).map(|(end, place)| (end, place.on_disk()))?,
+            None => (before + chain.places.len(), None),
         };
-        // All but the last token at most, which is computed for its logits.
-        let last = names.len().min(tokens.len().saturating_sub(1) / size);
-        let (blocks, slot) = (usable / size..last).rev().find_map(state_after)?;
-        let before = chain.table.blocks().len();
-        chain.places.truncate(blocks.saturating_sub(before));
-        chain.table.truncate(blocks.min(before) * size);
-        Some(Some(slot))
+        let places = &chain.places[..end.saturating_sub(before)];
+        let from_disk = places.iter().filter(|(_, place)| place.on_disk().is_some()).count();
+        if from_disk == 0 && state.is_none() {
+            return None;
+        }
+        let read = from_disk + if state.is_some() { as_blocks } else { 0 };
+        let tokens = wish.ahead + end * self.pool.block_tokens() - usable;
+        if !self.is_worth(Work { load: places.len() + as_blocks, read }, tokens) {
+            return None;
+        }
+        self.read(ToRead { places, before, state, next, as_blocks }, wish)
     }
 
     /// True if this work, behind what is queued, is faster than computing `tokens` tokens.
@@ -157,25 +130,20 @@ impl<K: KeptState> Tiers<K> {
 
     /// Starts to copy the blocks of a chain that are all on the host, and the state after them, which is as large as
     /// `as_blocks` blocks, to its slot of the device.
-    fn load(
-        &mut self,
-        Chain { mut table, places, missing }: Chain,
-        tokens: &[u32],
-        state: Option<(K, u32)>,
-        as_blocks: usize,
-    ) -> Option<TransferId> {
+    fn load(&mut self, chain: Chain, tokens: &[u32], state: Option<(K, u32)>, as_blocks: usize) -> Option<TransferId> {
+        let first = chain.next();
+        let Chain { mut table, places, .. } = chain;
         let before = table.blocks().len();
         let end = (before + places.len()) * self.pool.block_tokens();
         table.grow(end).ok()?;
-        let first = places.first().map(|(name, _)| *name).or(missing);
-        let slots: Vec<u32> = places.iter().filter_map(Chain::on_host).collect();
+        let slots: Vec<u32> = places.iter().filter_map(|(_, place)| place.on_host()).collect();
         slots.iter().for_each(|slot| self.host.pin(*slot));
         let blocks = slots.iter().enumerate();
         let blocks = blocks.map(|(i, slot)| BlockCopy { block: table.blocks().at(before + i), slot: *slot }).collect();
         let states: Vec<BlockCopy> =
             state.iter().map(|(state, slot)| BlockCopy { block: state.slot(), slot: *slot }).collect();
-        if let Some((index, _)) = &mut self.states {
-            states.iter().for_each(|copy| index.pin(copy.slot));
+        if let Some(index) = &mut self.states {
+            states.iter().for_each(|copy| index.host.pin(copy.slot));
         }
         let (tokens, work) = (tokens[..end].to_vec(), slots.len() + as_blocks);
         let load = Load { table, tokens, before, first, slots, state, work, forgotten: false };
@@ -183,21 +151,19 @@ impl<K: KeptState> Tiers<K> {
         Some(self.start(transfer, InFlight::Load(load)))
     }
 
-    /// Starts to read the blocks of a chain that are on the disk into slots of the host, as far as there are slots.
-    /// `before`: number of blocks before the chain.
-    fn read(
-        &mut self,
-        chain: &[(ContentName, Place)],
-        LoadWish { root, tokens, .. }: LoadWish<'_>,
-        before: usize,
-    ) -> Option<TransferId> {
-        let size = self.pool.block_tokens();
+    /// Starts to read into slots of the host, as far as there are slots.
+    fn read(&mut self, to_read: ToRead<'_>, LoadWish { root, tokens, .. }: LoadWish<'_>) -> Option<TransferId> {
+        let (ToRead { places, before, state, next, as_blocks }, size) = (to_read, self.pool.block_tokens());
+        let states = match state {
+            Some(slot) => vec![self.read_state(slot, root)?],
+            None => Vec::new(),
+        };
         // What the chain has on the host must not make place for the rest.
-        let on_host: Vec<u32> = chain.iter().filter_map(Chain::on_host).collect();
+        let on_host: Vec<u32> = places.iter().filter_map(|(_, place)| place.on_host()).collect();
         on_host.iter().for_each(|slot| self.host.pin(*slot));
-        let (mut copies, mut gone, mut first) = (Vec::new(), Vec::new(), None);
-        for (i, (name, place)) in chain.iter().enumerate() {
-            let (Place::Disk(block), Some(disk)) = (*place, &mut self.disk) else { continue };
+        let (mut blocks, mut gone, mut first) = (Vec::new(), Vec::new(), None);
+        for (i, (name, place)) in places.iter().enumerate() {
+            let (Some(block), Some(disk)) = (place.on_disk(), &mut self.disk) else { continue };
             let parent = disk.header(block).and_then(|header| header.parent);
             let tokens = &tokens[(before + i) * size..][..size];
             let inserted = self.host.insert(TierBlock { name: *name, parent, tokens, root: Some(root) });
@@ -206,34 +172,35 @@ impl<K: KeptState> Tiers<K> {
             disk.pin(block);
             disk.touch(block);
             first.get_or_insert(*name);
-            copies.push(BlockCopy { block, slot });
+            blocks.push(BlockCopy { block, slot });
         }
         on_host.iter().for_each(|slot| self.host.unpin(*slot));
         self.tell_removed(Medium::Host, gone);
-        let in_flight = InFlight::Read { copies: copies.clone(), first: first? };
-        Some(self.start(Transfer::new(Direction::Read, copies), in_flight))
+        if blocks.is_empty() && states.is_empty() {
+            return None;
+        }
+        // Without the state at the end, the first blocks are of no use to others.
+        let first = if self.states.is_some() { next } else { first };
+        let work = blocks.len() + states.len() * as_blocks;
+        let transfer = Transfer { states: states.clone(), ..Transfer::new(Direction::Read, blocks.clone()) };
+        Some(self.start(transfer, InFlight::Read(Read { blocks, states, first, work })))
     }
 
     pub(super) fn finish_load(&mut self, mut load: Load<K>, done: &TransferDone) -> Option<LoadedState<K>> {
-        let (mut good, mut state_is_good) = (0, false);
+        let mut good = 0;
         if let Ok(checksums) = &done.result {
             let is_same = |(slot, sum): &(&u32, &u64)| self.host.checksum(**slot) == Some(**sum);
             let pairs = || load.slots.iter().zip(checksums);
             good = pairs().take_while(is_same).count();
             let wrong: Vec<u32> = pairs().filter(|pair| !is_same(pair)).map(|(slot, _)| *slot).collect();
             self.forget_corrupt(&wrong);
-            if let Some((_, slot)) = &load.state {
-                state_is_good = self.compare_state(*slot, checksums.last().copied());
-            }
             self.rates.loaded(load.work, done.took);
             self.stats.loaded_blocks += load.slots.len() as u64;
             self.stats.loads += 1;
             self.stats.load_nanos += done.took.as_nanos() as u64;
         }
         load.slots.iter().for_each(|slot| self.host.unpin(*slot));
-        if let (Some((_, slot)), Some((states, _))) = (&load.state, &mut self.states) {
-            states.unpin(*slot);
-        }
+        let state_is_good = self.finish_loaded_state(&load, done);
         let size = self.pool.block_tokens();
         if !load.forgotten && good > 0 {
             load.table.register(&load.tokens[..(load.before + good) * size]);
@@ -243,18 +210,6 @@ impl<K: KeptState> Tiers<K> {
         let is_whole = state_is_good && good == load.slots.len() && !load.forgotten;
         self.stats.loaded_states += u64::from(is_whole);
         is_whole.then_some(LoadedState { table: load.table, tokens: load.tokens.len(), state })
-    }
-
-    /// True if the state in this slot has this checksum. Otherwise it is forgotten.
-    fn compare_state(&mut self, slot: u32, checksum: Option<u64>) -> bool {
-        let Some((states, _)) = &mut self.states else { return false };
-        let is_same = checksum.is_some() && states.checksum(slot) == checksum;
-        if !is_same {
-            self.stats.corrupt_blocks += 1;
-            log::warn!("the copy of a state has changed; its tokens are computed again");
-            states.forget(slot);
-        }
-        is_same
     }
 
     /// Forgets blocks whose bytes have changed, on the host and on the disk, where they may come from.
@@ -282,13 +237,6 @@ impl<K: KeptState> Tiers<K> {
 
     /// The transfer that brings the block of this name as its first one.
     fn bringing(&self, name: ContentName) -> Option<TransferId> {
-        let brings = |kind: &InFlight<K>| match kind {
-            InFlight::Load(Load { first, .. }) => *first == Some(name),
-            InFlight::Read { first, .. } => *first == name,
-            InFlight::Store { .. } | InFlight::StoreStates { .. } | InFlight::Write { .. } | InFlight::Erase { .. } => {
-                false
-            }
-        };
-        self.in_flight.iter().find(|(_, kind)| brings(kind)).map(|(id, _)| *id)
+        self.in_flight.iter().find(|(_, kind)| kind.brings(name)).map(|(id, _)| *id)
     }
 }

@@ -7,26 +7,32 @@
 //! from there to the device. Every copy has a checksum, made on the way out of the device and compared on the way in; a
 //! block that differs is a miss.
 //!
-//! A model with state outside of KV blocks resumes only where that state was kept. Its kept states have slots of the
-//! host, too, and are loaded with the blocks before them.
+//! A model with state outside of KV blocks resumes only where that state was kept. Its kept states have slots of their
+//! own on the host and on the disk, and are read and loaded with the blocks before them.
 
+mod chain;
 mod checksum;
 mod disk;
+mod in_flight;
 mod index;
 mod kept;
 mod loading;
 mod rates;
+mod state_tier;
+mod states;
 mod stats;
 mod telling;
 #[allow(clippy::module_inception, reason = "the module is named like the type")]
 mod tiers;
 mod transfer;
 
+pub use chain::LoadWish;
 pub use checksum::Checksum;
+pub use in_flight::LoadedState;
 pub use index::{SlotIndex, TierBlock};
 pub use kept::KeptState;
-pub use loading::{LoadStart, LoadWish};
+pub use loading::LoadStart;
 pub use rates::{Rates, Work};
 pub use stats::TierStats;
-pub use tiers::{LoadedState, Tiers};
+pub use tiers::Tiers;
 pub use transfer::{BlockCopy, Direction, Transfer, TransferDone, TransferId};

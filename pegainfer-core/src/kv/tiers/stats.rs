@@ -17,6 +17,12 @@ pub struct TierStats {
     pub state_slots: usize,
     /// Those slots with a state.
     pub state_used: usize,
+    /// Slots of the disk for states.
+    pub state_disk_slots: usize,
+    /// Those slots with a state.
+    pub state_disk_used: usize,
+    /// Bytes of a state.
+    pub state_bytes: usize,
     /// Prompt tokens that were not on the device and were looked up.
     pub queries: u64,
     /// Prompt tokens that were loaded.
@@ -41,13 +47,17 @@ pub struct TierStats {
     pub written_blocks: u64,
     /// Blocks read from the disk.
     pub read_blocks: u64,
-    /// Nanoseconds of those transfers.
+    /// States written to the disk.
+    pub written_states: u64,
+    /// States read from the disk.
+    pub read_states: u64,
+    /// Nanoseconds of transfers that read blocks and states.
     pub read_nanos: u64,
     /// Blocks that were not stored, because they left the pool before their turn or no slot could be evicted.
     pub stores_skipped: u64,
     /// Loads that would have taken longer than computing the tokens.
     pub loads_refused: u64,
-    /// Blocks whose checksum was wrong.
+    /// Blocks and states whose checksum was wrong.
     pub corrupt_blocks: u64,
     /// Transfers that failed.
     pub failed_transfers: u64,
@@ -64,6 +74,9 @@ impl TierStats {
             slot_bytes: self.slot_bytes.max(other.slot_bytes),
             state_slots: self.state_slots + other.state_slots,
             state_used: self.state_used + other.state_used,
+            state_disk_slots: self.state_disk_slots + other.state_disk_slots,
+            state_disk_used: self.state_disk_used + other.state_disk_used,
+            state_bytes: self.state_bytes.max(other.state_bytes),
             queries: self.queries + other.queries,
             hits: self.hits + other.hits,
             stored_states: self.stored_states + other.stored_states,
@@ -76,6 +89,8 @@ impl TierStats {
             loads: self.loads + other.loads,
             written_blocks: self.written_blocks + other.written_blocks,
             read_blocks: self.read_blocks + other.read_blocks,
+            written_states: self.written_states + other.written_states,
+            read_states: self.read_states + other.read_states,
             read_nanos: self.read_nanos + other.read_nanos,
             stores_skipped: self.stores_skipped + other.stores_skipped,
             loads_refused: self.loads_refused + other.loads_refused,

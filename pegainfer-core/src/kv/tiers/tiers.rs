@@ -1,8 +1,10 @@
 //! The tiers of one engine: what is where, and transfers that are not done.
 
+use super::in_flight::{InFlight, LoadedState, Pins};
 use super::index::{SlotIndex, TierBlock};
 use super::kept::KeptState;
 use super::rates::{Rates, Work};
+use super::state_tier::StateTier;
 use super::stats::TierStats;
 use super::transfer::{BlockCopy, Direction, Transfer, TransferDone, TransferId};
 use crate::kv::disk::SlotHeader;
@@ -21,9 +23,8 @@ pub struct Tiers<K = ()> {
     pub(super) naming: Naming,
     pub(super) host: SlotIndex,
     pub(super) disk: Option<SlotIndex>,
-    /// Slots of the host for states outside of KV blocks, for a model that has such, and the blocks that a state is as
-    /// large as.
-    pub(super) states: Option<(SlotIndex, usize)>,
+    /// Slots for states outside of KV blocks, for a model that has such.
+    pub(super) states: Option<StateTier>,
     /// Blocks that are to be stored.
     unstored: VecDeque<Unstored>,
     /// Slots of the host whose blocks are to be written to the disk, their names, and whether they were used again.
@@ -43,77 +44,6 @@ struct Unstored {
     parent: Option<ContentName>,
     root: PrefixRoot,
     tokens: Box<[u32]>,
-}
-
-/// A transfer until it is done.
-#[derive(Debug)]
-pub(super) enum InFlight<K> {
-    /// The device's blocks, and the host's slots.
-    Store {
-        held: HeldBlocks,
-        slots: Vec<u32>,
-    },
-    /// The device's states, and the host's slots.
-    StoreStates {
-        held: Vec<K>,
-        slots: Vec<u32>,
-    },
-    Load(Load<K>),
-    /// Slots of the host and of the disk.
-    Write {
-        copies: Vec<BlockCopy>,
-    },
-    /// Slots of the host and of the disk, and the name of the first block.
-    Read {
-        copies: Vec<BlockCopy>,
-        first: ContentName,
-    },
-    /// Slots of the disk.
-    Erase {
-        slots: Vec<u32>,
-    },
-}
-
-/// Blocks on their way to the device.
-#[derive(Debug)]
-pub(super) struct Load<K> {
-    /// Holds the blocks before and the blocks that are loaded.
-    pub table: BlockTable,
-    /// Tokens of all of them.
-    pub tokens: Vec<u32>,
-    /// Number of blocks before.
-    pub before: usize,
-    /// Name of the first one loaded, or of the block after the loaded state.
-    pub first: Option<ContentName>,
-    pub slots: Vec<u32>,
-    /// The state after the last of them, and its slot of the host.
-    pub state: Option<(K, u32)>,
-    /// Number of blocks that take as long as all of it.
-    pub work: usize,
-    /// True if the prefix cache was cleared meanwhile.
-    pub forgotten: bool,
-}
-
-/// A state that was loaded.
-#[derive(Debug)]
-pub struct LoadedState<K> {
-    /// Holds the blocks before it.
-    pub table: BlockTable,
-    /// Number of tokens before it.
-    pub tokens: usize,
-    /// The state.
-    pub state: K,
-}
-
-impl<K> InFlight<K> {
-    /// Blocks that are still to be loaded and read.
-    fn work(&self) -> Work {
-        match self {
-            Self::Load(load) => Work { load: load.work, read: 0 },
-            Self::Read { copies, .. } => Work { load: 0, read: copies.len() },
-            Self::Store { .. } | Self::StoreStates { .. } | Self::Write { .. } | Self::Erase { .. } => Work::default(),
-        }
-    }
 }
 
 impl<K: KeptState> Tiers<K> {
@@ -145,35 +75,6 @@ impl<K: KeptState> Tiers<K> {
     pub fn use_disk(&mut self, slots: usize, found: impl IntoIterator<Item = (u32, SlotHeader)>) {
         self.disk = Some(SlotIndex::restored(slots, self.pool.block_tokens(), found));
         self.stats.disk_slots = slots;
-    }
-
-    /// For a model with state outside of KV blocks: `slots` empty slots of `state_bytes` bytes for states.
-    pub fn use_states(&mut self, slots: usize, state_bytes: usize) {
-        let as_blocks = state_bytes.div_ceil(self.stats.slot_bytes.max(1));
-        self.states = Some((SlotIndex::new(slots, self.pool.block_tokens()), as_blocks));
-        self.stats.state_slots = slots;
-    }
-
-    /// Starts to store states of a sequence that no slot has, each after a number of its `tokens`.
-    pub fn offer_states(&mut self, table: &BlockTable, tokens: &[u32], new: Vec<(usize, K)>) {
-        let Some((states, _)) = &mut self.states else { return };
-        let (mut copies, mut slots, mut held) = (Vec::new(), Vec::new(), Vec::new());
-        for (end, state) in new {
-            let Some(block) = last_block(table, tokens, end) else { continue };
-            if let Some(slot) = states.slot_of(block.name) {
-                states.touch(slot);
-                continue;
-            }
-            // A state stands for itself: it needs no state before it.
-            let Some((slot, _)) = states.insert(TierBlock { parent: None, ..block }) else { continue };
-            copies.push(BlockCopy { block: state.slot(), slot });
-            slots.push(slot);
-            held.push(state);
-        }
-        if !copies.is_empty() {
-            let transfer = Transfer { states: copies, ..Transfer::new(Direction::Store, Vec::new()) };
-            self.start(transfer, InFlight::StoreStates { held, slots });
-        }
     }
 
     /// Stores the full blocks of a sequence that no slot has, from number `offered` on, which becomes the number of
@@ -263,21 +164,12 @@ impl<K: KeptState> Tiers<K> {
             }
             InFlight::Load(load) => return self.finish_load(load, &done),
             InFlight::Write { copies } => self.finish_write(&copies, &done),
-            InFlight::Read { copies, .. } => self.finish_read(&copies, &done),
+            InFlight::WriteStates { copies } => self.finish_state_write(&copies, &done),
+            InFlight::Read(read) => self.finish_read(&read, &done),
             InFlight::Erase { slots } => self.finish_erase(&slots),
+            InFlight::EraseStates { slots } => self.finish_state_erase(&slots),
         }
         None
-    }
-
-    fn finish_states(&mut self, slots: &[u32], done: &TransferDone) {
-        let Some((states, _)) = &mut self.states else { return };
-        match &done.result {
-            Ok(checksums) => {
-                slots.iter().zip(checksums).for_each(|(slot, checksum)| states.fill(*slot, *checksum));
-                self.stats.stored_states += slots.len() as u64;
-            }
-            Err(_) => slots.iter().for_each(|slot| states.abandon(*slot)),
-        }
     }
 
     fn finish_store(&mut self, slots: &[u32], done: &TransferDone) {
@@ -316,7 +208,8 @@ impl<K: KeptState> Tiers<K> {
         self.host.clear();
         let on_disk = self.disk.as_ref().map(SlotIndex::known).unwrap_or_default();
         self.erase(on_disk);
-        self.states.iter_mut().for_each(|(states, _)| states.clear());
+        let states_on_disk = self.states.as_mut().map(StateTier::clear).unwrap_or_default();
+        self.erase_states(states_on_disk);
         self.unstored.clear();
         self.unwritten.clear();
         for kind in self.in_flight.values_mut() {
@@ -328,36 +221,29 @@ impl<K: KeptState> Tiers<K> {
 
     /// Gauges and counters now.
     pub fn stats(&self) -> TierStats {
-        let disk_used = self.disk.as_ref().map_or(0, SlotIndex::used);
-        let state_used = self.states.as_ref().map_or(0, |(states, _)| states.used());
-        TierStats { host_used: self.host.used(), disk_used, state_used, ..self.stats }
+        let used = |index: Option<&SlotIndex>| index.map_or(0, SlotIndex::used);
+        TierStats {
+            host_used: self.host.used(),
+            disk_used: used(self.disk.as_ref()),
+            state_used: used(self.states.as_ref().map(|states| &states.host)),
+            state_disk_used: used(self.states.as_ref().and_then(|states| states.disk.as_ref())),
+            ..self.stats
+        }
     }
 
     /// Blocks of the pool that transfers hold, in any order, some of them twice; for tests.
     pub fn held_blocks(&self) -> Vec<u32> {
-        let blocks = |kind: &InFlight<K>| match kind {
-            InFlight::Store { held, .. } => held.blocks().to_vec(),
-            InFlight::Load(load) => load.table.blocks().iter().collect(),
-            InFlight::StoreStates { .. } | InFlight::Write { .. } | InFlight::Read { .. } | InFlight::Erase { .. } => {
-                Vec::new()
-            }
-        };
-        self.in_flight.values().flat_map(blocks).collect()
+        self.in_flight.values().flat_map(InFlight::held_blocks).collect()
     }
 
     /// Checks the bookkeeping; for tests.
     pub fn check(&self) -> Result<(), String> {
-        let pins = |kind: &InFlight<K>| match kind {
-            InFlight::Store { slots, .. } => [slots.len(), 0, 0],
-            InFlight::StoreStates { slots, .. } => [0, 0, slots.len()],
-            InFlight::Load(load) => [load.slots.len(), 0, load.state.iter().len()],
-            InFlight::Write { copies } | InFlight::Read { copies, .. } => [copies.len(), copies.len(), 0],
-            InFlight::Erase { slots } => [0, slots.len(), 0],
-        };
-        let pinned = |tier: usize| self.in_flight.values().map(|kind| pins(kind)[tier]).sum();
-        self.host.check(pinned(0))?;
-        self.disk.as_ref().map_or(Ok(()), |disk| disk.check(pinned(1)))?;
-        self.states.as_ref().map_or(Ok(()), |(states, _)| states.check(pinned(2)))
+        let pinned = |of: fn(Pins) -> usize| self.in_flight.values().map(|kind| of(kind.pins())).sum();
+        self.host.check(pinned(|pins| pins.host))?;
+        self.disk.as_ref().map_or(Ok(()), |disk| disk.check(pinned(|pins| pins.disk)))?;
+        let Some(states) = &self.states else { return Ok(()) };
+        states.host.check(pinned(|pins| pins.host_states))?;
+        states.disk.as_ref().map_or(Ok(()), |disk| disk.check(pinned(|pins| pins.disk_states)))
     }
 
     /// Blocks that are being loaded and read.
@@ -370,13 +256,4 @@ impl<K: KeptState> Tiers<K> {
         let blocks = |kind: &InFlight<K>| if let InFlight::Store { slots, .. } = kind { slots.len() } else { 0 };
         self.in_flight.values().map(blocks).sum()
     }
-}
-
-/// The block before the end of the first `end` of the `tokens` of a sequence; `None` if it has no name.
-fn last_block<'a>(table: &BlockTable, tokens: &'a [u32], end: usize) -> Option<TierBlock<'a>> {
-    let size = table.block_tokens();
-    let at = (end / size).checked_sub(1)?;
-    let name = *table.names().get(at)?;
-    let parent = at.checked_sub(1).map(|before| table.names()[before]);
-    Some(TierBlock { name, parent, tokens: &tokens[at * size..][..size], root: None })
 }

@@ -1,4 +1,4 @@
-//! Copies of blocks between the device, the host and a disk.
+//! Copies of blocks and states between the device, the host and a disk.
 
 use crate::kv::disk::SlotHeader;
 use std::time::Duration;
@@ -41,9 +41,10 @@ pub struct Transfer {
     pub direction: Direction,
     /// The blocks.
     pub blocks: Vec<BlockCopy>,
-    /// States of the device and their slots of the host, which have numbers of their own.
+    /// States, whose slots of the device, the host and the disk have numbers of their own. A transfer that writes or
+    /// erases has either blocks or states.
     pub states: Vec<BlockCopy>,
-    /// Headers of the blocks if they are written to a disk.
+    /// Headers of the blocks or states if they are written to a disk.
     pub headers: Vec<SlotHeader>,
 }
 
@@ -51,6 +52,11 @@ impl Transfer {
     /// A transfer of blocks, without a number.
     pub(super) fn new(direction: Direction, blocks: Vec<BlockCopy>) -> Self {
         Self { id: TransferId(u64::MAX), direction, blocks, states: Vec::new(), headers: Vec::new() }
+    }
+
+    /// The copy with this number: blocks come first, then states.
+    pub fn copy(&self, number: usize) -> Option<BlockCopy> {
+        self.blocks.iter().chain(&self.states).nth(number).copied()
     }
 }
 

@@ -314,6 +314,9 @@ impl<S: SequenceState> Scheduler<S> {
                 return;
             };
             let Some(mut seq) = self.waiting.remove(at) else { return };
+            if let Some(tiers) = self.tiers.as_mut().filter(|_| cached > 0) {
+                tiers.resumed(&seq.table, &seq.tokens, cached);
+            }
             (seq.adapter_slot, seq.no_slot_since, seq.loading) = (slot, None, Loading::Unknown);
             self.turns.admitted(seq.request.priority, seq.turn);
             (seq.has_yielded, seq.resumed_at) = (false, seq.tokens.len());

@@ -1,9 +1,9 @@
 //! Copies of blocks in the worlds, and in two small ones.
 
+use super::media::{Found, MediaSlots};
 use super::{BLOCK_TOKENS, outcome, scheduler, scheduler_with_adapters};
 use pegainfer_core::adapter::{Adapter, AdapterId};
 use pegainfer_core::engine::{GenerateRequest, RequestId, TokenEvent};
-use pegainfer_core::kv::disk::SlotHeader;
 use pegainfer_core::kv::tiers::{Direction, KeptState, Tiers, Transfer, TransferDone};
 use pegainfer_core::kv::{BlockPool, ContentName, KvChange, Medium, Naming, StoredRun};
 use pegainfer_core::schedule::Scheduler;
@@ -17,18 +17,17 @@ fn naming() -> Naming {
     Naming::new(&[7; 32], "a model")
 }
 
-/// Tiers with so many slots of the host, of the disk, which has these blocks, and of the host for states.
-pub fn tiers<K: KeptState>(
-    pool: &BlockPool,
-    [host, disk, states]: [usize; 3],
-    found: Vec<(u32, SlotHeader)>,
-) -> Tiers<K> {
-    let mut tiers = Tiers::new(pool.clone(), naming(), host, 1);
-    if disk > 0 {
-        tiers.use_disk(disk, found);
+/// Tiers with so many slots, some of which have these blocks and states on the disk.
+pub fn tiers<K: KeptState>(pool: &BlockPool, slots: MediaSlots, [blocks, states]: Found) -> Tiers<K> {
+    let mut tiers = Tiers::new(pool.clone(), naming(), slots.host, 1);
+    if slots.disk > 0 {
+        tiers.use_disk(slots.disk, blocks);
     }
-    if states > 0 {
-        tiers.use_states(states, 3);
+    if slots.host_states > 0 {
+        tiers.use_states(slots.host_states, 3);
+    }
+    if slots.disk_states > 0 {
+        tiers.use_state_disk(slots.disk_states, states);
     }
     pool.watch_changes(100_000);
     tiers
@@ -62,7 +61,7 @@ pub fn follow(told: &mut BTreeSet<(Medium, ContentName)>, pool: &BlockPool) {
 /// A scheduler over 20 blocks, with copies in 40 slots of the host and 40 of the disk.
 fn with_copies() -> Scheduler {
     let mut scheduler = scheduler(4, 256, 20);
-    let tiers = tiers(scheduler.pool(), [40, 40, 0], vec![]);
+    let tiers = tiers(scheduler.pool(), MediaSlots { host: 40, disk: 40, ..MediaSlots::default() }, Found::default());
     scheduler.use_tiers(tiers);
     scheduler
 }
@@ -145,7 +144,7 @@ fn others_run_while_a_request_waits_and_what_is_late_is_computed() {
 #[test]
 fn blocks_of_adapters_are_not_written_to_the_disk() {
     let mut scheduler = scheduler_with_adapters(1);
-    let tiers = tiers(scheduler.pool(), [40, 40, 0], vec![]);
+    let tiers = tiers(scheduler.pool(), MediaSlots { host: 40, disk: 40, ..MediaSlots::default() }, Found::default());
     scheduler.use_tiers(tiers);
     let adapter = Arc::new(Adapter::new(AdapterId(NonZeroU32::MIN), ()));
     for (id, adapter) in [None, Some(adapter)].into_iter().enumerate() {

@@ -10,6 +10,19 @@ use std::time::Duration;
 /// A token's KV and the adapter that wrote it.
 type Value = (u64, Option<AdapterId>);
 
+/// What is found on a disk: blocks, and states.
+pub type Found = [Vec<(u32, SlotHeader)>; 2];
+
+/// Numbers of slots.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MediaSlots {
+    pub host: usize,
+    pub disk: usize,
+    /// For states on the host and on the disk.
+    pub host_states: usize,
+    pub disk_states: usize,
+}
+
 /// KV of the device.
 pub struct DeviceKv<'a> {
     pub values: &'a mut [u64],
@@ -32,6 +45,8 @@ pub struct Media {
     states: Vec<u64>,
     /// Without a header while a slot is written, and after it was erased.
     disk: Vec<(Option<SlotHeader>, Vec<Value>)>,
+    /// Slots of the disk for states.
+    disk_states: Vec<(Option<SlotHeader>, u64)>,
     pub in_flight: Vec<Transfer>,
     /// Number of steps that must be done before a state is loaded, because they may read its slot, by transfer.
     behind: HashMap<TransferId, u64>,
@@ -44,19 +59,23 @@ pub struct Media {
 }
 
 impl Media {
-    /// Random media with so many slots of the host, of the disk, and of the host for states.
-    pub fn new(rng: &mut Rng, [host, disk, states]: [usize; 3]) -> Self {
+    /// Random media with so many slots.
+    pub fn new(rng: &mut Rng, slots: MediaSlots) -> Self {
         let (speed, failures) = ([5, 50, 100][rng.below(3)], [0, 0, 20, 100][rng.below(4)]);
         let decay = [0, 0, 10][rng.below(3)];
-        let (host, disk, states) = (vec![Vec::new(); host], vec![(None, Vec::new()); disk], vec![0; states]);
-        Self { host, disk, states, in_flight: Vec::new(), behind: HashMap::new(), speed, failures, decay }
+        let (host, disk) = (vec![Vec::new(); slots.host], vec![(None, Vec::new()); slots.disk]);
+        let (states, disk_states) = (vec![0; slots.host_states], vec![(None, 0); slots.disk_states]);
+        let (in_flight, behind) = (Vec::new(), HashMap::new());
+        Self { host, disk, states, disk_states, in_flight, behind, speed, failures, decay }
     }
 
     /// Takes transfers. Their targets have no defined contents until the end. `planned`: number of steps that were
     /// planned.
     pub fn start(&mut self, transfers: Vec<Transfer>, kv: &mut DeviceKv<'_>, planned: u64) {
         for transfer in transfers {
-            self.behind.insert(transfer.id, if transfer.states.is_empty() { 0 } else { planned });
+            let of_device = matches!(transfer.direction, Direction::Store | Direction::Load);
+            let waits = of_device && !transfer.states.is_empty();
+            self.behind.insert(transfer.id, if waits { planned } else { 0 });
             for copy in &transfer.blocks {
                 match transfer.direction {
                     Direction::Load => {
@@ -69,8 +88,10 @@ impl Media {
                 }
             }
             for copy in &transfer.states {
-                if transfer.direction == Direction::Store {
-                    self.states[copy.slot as usize] = 0xdead;
+                match transfer.direction {
+                    Direction::Store | Direction::Read => self.states[copy.slot as usize] = 0xdead,
+                    Direction::Write => self.disk_states[copy.block as usize].0 = None,
+                    Direction::Load | Direction::Erase => {}
                 }
             }
             self.in_flight.push(transfer);
@@ -96,13 +117,16 @@ impl Media {
         self.behind.remove(&id);
         let took = Duration::from_micros(rng.below(1000) as u64);
         // What a failed transfer has copied is not known.
-        let copied = if rng.chance(self.failures) { rng.below(blocks.len() + 1) } else { blocks.len() };
+        let all = blocks.len() + states.len();
+        let copied = if rng.chance(self.failures) { rng.below(all + 1) } else { all };
         let headers = headers.into_iter().map(Some).chain(std::iter::repeat(None));
-        let checksums =
-            blocks.iter().zip(headers).take(copied).map(|(copy, header)| self.copy(direction, *copy, header, kv));
-        let mut checksums: Vec<u64> = checksums.collect();
-        checksums.extend(states.iter().map(|copy| self.copy_state(direction, *copy, kv)));
-        let result = if copied == blocks.len() { Ok(checksums) } else { Err("a test says so".into()) };
+        let copies = blocks.iter().map(|copy| (false, copy)).chain(states.iter().map(|copy| (true, copy)));
+        let checksums = copies.zip(headers).take(copied).map(|((is_state, copy), header)| match is_state {
+            false => self.copy(direction, *copy, header, kv),
+            true => self.copy_state(direction, *copy, header, kv),
+        });
+        let checksums: Vec<u64> = checksums.collect();
+        let result = if copied == all { Ok(checksums) } else { Err("a test says so".into()) };
         Some(TransferDone { id, result, took })
     }
 
@@ -139,13 +163,24 @@ impl Media {
         slot.iter().fold(0, |sum, (value, _)| mix(sum ^ value))
     }
 
-    fn copy_state(&mut self, direction: Direction, copy: BlockCopy, kv: &mut DeviceKv<'_>) -> u64 {
-        let (state, slot) = (&mut kv.states[copy.block as usize], &mut self.states[copy.slot as usize]);
+    fn copy_state(
+        &mut self,
+        direction: Direction,
+        copy: BlockCopy,
+        header: Option<SlotHeader>,
+        kv: &mut DeviceKv<'_>,
+    ) -> u64 {
+        let (block, slot) = (copy.block as usize, copy.slot as usize);
         match direction {
-            Direction::Load => *state = *slot,
-            _ => *slot = *state,
+            Direction::Erase => self.disk_states[block].0 = None,
+            Direction::Store => self.states[slot] = kv.states[block],
+            Direction::Load => kv.states[block] = self.states[slot],
+            Direction::Write => {
+                self.disk_states[block] = (Some(header.expect("a write has headers")), self.states[slot]);
+            }
+            Direction::Read => self.states[slot] = self.disk_states[block].1,
         }
-        mix(*slot)
+        mix(self.states[slot])
     }
 
     fn change_a_bit(&mut self, rng: &mut Rng) {
@@ -153,6 +188,10 @@ impl Media {
         if !self.states.is_empty() && rng.chance(20) {
             let slot = rng.below(self.states.len());
             self.states[slot] ^= 1 << rng.below(64);
+        }
+        if !self.disk_states.is_empty() && rng.chance(20) {
+            let slot = rng.below(self.disk_states.len());
+            self.disk_states[slot].1 ^= 1 << rng.below(64);
         }
         let slot = rng.below(slots);
         let values = match slot.checked_sub(self.host.len()) {
@@ -164,9 +203,12 @@ impl Media {
         }
     }
 
-    /// Number of blocks that a start would find on the disk; `None` if copies fail, so that erasures may, too.
-    pub fn on_disk(&self) -> Option<usize> {
-        (self.failures == 0).then(|| self.disk.iter().filter(|(header, _)| header.is_some()).count())
+    /// Numbers of blocks and of states that a start would find on the disk; `None` if copies fail, so that erasures
+    /// may, too.
+    pub fn on_disk(&self) -> Option<[usize; 2]> {
+        let blocks = self.disk.iter().filter(|(header, _)| header.is_some()).count();
+        let states = self.disk_states.iter().filter(|(header, _)| header.is_some()).count();
+        (self.failures == 0).then_some([blocks, states])
     }
 
     /// True if there is a disk.
@@ -175,16 +217,24 @@ impl Media {
     }
 
     /// The process is killed and starts again. Returns what is found on the disk.
-    pub fn restart(&mut self) -> Vec<(u32, SlotHeader)> {
+    pub fn restart(&mut self) -> Found {
         self.in_flight.clear();
         self.host.iter_mut().for_each(Vec::clear);
-        // A block whose erasure was lost may have been written again elsewhere: one of them counts.
-        let mut names = HashSet::new();
-        let mut found = Vec::new();
-        for (slot, (header, _)) in self.disk.iter_mut().enumerate() {
-            *header = header.take().filter(|header| names.insert(header.name));
-            found.extend(header.clone().map(|header| (slot as u32, header)));
-        }
-        found
+        self.states.fill(0xdead);
+        [
+            found(self.disk.iter_mut().map(|slot| &mut slot.0)),
+            found(self.disk_states.iter_mut().map(|slot| &mut slot.0)),
+        ]
     }
+}
+
+/// What a start finds by these headers. A block whose erasure was lost may have been written again elsewhere: one of
+/// them counts.
+fn found<'a>(headers: impl Iterator<Item = &'a mut Option<SlotHeader>>) -> Vec<(u32, SlotHeader)> {
+    let (mut names, mut found) = (HashSet::new(), Vec::new());
+    for (slot, header) in (0..).zip(headers) {
+        *header = header.take().filter(|header| names.insert(header.name));
+        found.extend(header.clone().map(|header| (slot, header)));
+    }
+    found
 }

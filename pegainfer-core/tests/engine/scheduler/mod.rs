@@ -7,8 +7,8 @@
 //! as a wrong hash. A token that depends on scheduling, or logits processors that do not know the whole text, show as a
 //! wrong continuation. The device runs a step as late as possible: when it is finished, after the next one was planned.
 //!
-//! Half of the worlds of the first two kinds keep copies of blocks in host memory, and half of these of the first kind
-//! on a disk, too. They are slow, fail and change bits (media.rs), and the engine may be killed. There every slot of a
+//! Half of the worlds of the first two kinds keep copies of blocks and states in host memory, and half of these on a
+//! disk, too. They are slow, fail and change bits (media.rs), and the engine may be killed. There every slot of a
 //! sequence's context is compared in every step.
 //!
 //! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-core --test engine scheduler::` replays it,
@@ -20,6 +20,7 @@ mod fairness;
 mod grammars;
 mod media;
 mod resets;
+mod states_on_disk;
 mod world;
 
 use crate::kinds::{InPlace, Kind, KvOnly, Recurrent};
@@ -72,7 +73,9 @@ fn simulate<K: Kind>() {
     if K::HAS_TIERS {
         let has_states = tiers.state_slots > 0;
         assert!(tiers.hits > if has_states { STEPS / 500 } else { STEPS / 50 }, "little is loaded");
-        assert!(has_states || tiers.read_blocks > STEPS / 3000, "little is read from the disk");
+        let least = if has_states { STEPS / 6000 } else { STEPS / 3000 };
+        assert!(tiers.read_blocks > least, "little is read from the disk");
+        assert!(!has_states || tiers.read_states > STEPS / 8000, "few states are read from the disk");
         assert!(!has_states || tiers.loaded_states > STEPS / 6000, "few states are loaded");
         assert!(tiers.corrupt_blocks > 5 && tiers.failed_transfers > 100, "the media are too good");
     }

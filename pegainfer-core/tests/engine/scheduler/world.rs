@@ -1,7 +1,7 @@
 //! One random world: a scheduler, its open requests, and a device with steps in flight.
 
 use super::copies::{follow, tiers};
-use super::media::{DeviceKv, Media};
+use super::media::{DeviceKv, Found, Media, MediaSlots};
 use crate::device::{Device, blocks_of, kv_value};
 use crate::drafts::Oracle;
 use crate::kinds::{Kind, StepOf};
@@ -128,9 +128,11 @@ impl<K: Kind> World<K> {
         let mut scheduler = Scheduler::new(config.clone(), pool.clone(), state);
         let media = (K::HAS_TIERS && rng.chance(50)).then(|| {
             let has_states = !device.states.state_slots().is_empty();
-            let disk = if has_states { 0 } else { [0, 1 + rng.below(60)][rng.below(2)] };
-            let slots = [1 + rng.below(60), disk, if has_states { 1 + rng.below(40) } else { 0 }];
-            scheduler.use_tiers(tiers(&pool, slots, vec![]));
+            let (host, disk) = (1 + rng.below(60), [0, 1 + rng.below(60)][rng.below(2)]);
+            let host_states = if has_states { 1 + rng.below(40) } else { 0 };
+            let disk_states = if has_states && disk > 0 { 1 + rng.below(40) } else { 0 };
+            let slots = MediaSlots { host, disk, host_states, disk_states };
+            scheduler.use_tiers(tiers(&pool, slots, Found::default()));
             Media::new(&mut rng, slots)
         });
         let loaded = if config.max_loras > 0 { ADAPTERS } else { 0 };
@@ -193,8 +195,9 @@ impl<K: Kind> World<K> {
         assert_eq!(self.pool.available(), self.limits.kv_blocks, "blocks leaked");
         K::check_idle(self.scheduler.state());
         if let Some(media) = &self.media {
-            let on_disk = self.scheduler.stats().tiers.disk_used;
-            assert!(media.on_disk().is_none_or(|blocks| blocks == on_disk), "the disk keeps what was forgotten");
+            let TierStats { disk_used, state_disk_used, .. } = self.scheduler.stats().tiers;
+            let is_known = |found| found == [disk_used, state_disk_used];
+            assert!(media.on_disk().is_none_or(is_known), "the disk keeps what was forgotten");
             follow(&mut self.told, &self.pool);
             let on_host = self.told.iter().filter(|(medium, _)| *medium == Medium::Host).count();
             assert_eq!(on_host, self.scheduler.stats().tiers.host_used, "the log tells another story");
@@ -313,12 +316,14 @@ impl<K: Kind> World<K> {
         self.open.clear();
         self.in_flight.clear();
         self.before.push(self.scheduler.stats().tiers);
-        let TierStats { host_slots, disk_slots, state_slots, .. } = self.scheduler.stats().tiers;
+        let TierStats { host_slots, disk_slots, state_slots, state_disk_slots, .. } = self.scheduler.stats().tiers;
+        let (host, disk) = (host_slots, disk_slots);
+        let slots = MediaSlots { host, disk, host_states: state_slots, disk_states: state_disk_slots };
         self.pool = BlockPool::new(self.limits.kv_blocks, K::BLOCK_TOKENS);
         self.told.clear();
         let (state, states) = K::new(&mut self.rng, self.limits.max_num_seqs);
         self.scheduler = Scheduler::new(self.config.clone(), self.pool.clone(), state);
-        self.scheduler.use_tiers(tiers(&self.pool, [host_slots, disk_slots, state_slots], media.restart()));
+        self.scheduler.use_tiers(tiers(&self.pool, slots, media.restart()));
         self.device.kv.fill(0xdead);
         (self.device.states, self.device.counts) = (states, HashMap::new());
     }

@@ -136,3 +136,15 @@ fn files_of_others_are_left_alone() {
         assert_eq!(std::fs::read_to_string(&config.path).unwrap(), text);
     }
 }
+
+/// The fingerprint of a file for states has the secret of the file with their blocks.
+#[test]
+fn a_file_of_states_says_so() {
+    let dir = TempDir::new("disk");
+    let config = DiskConfig { item: "state", ..full_file(&dir) };
+    let (store, opened) = open(&config);
+    assert!(opened.to_string().contains("slots hold a state") && opened.reset.is_none(), "{opened}");
+    drop(store);
+    let (_, opened) = open(&DiskConfig { fingerprint: [8; 32], ..config });
+    assert!(opened.to_string().contains("it belonged to another KV file"), "{opened}");
+}
