@@ -18,6 +18,16 @@ pub struct ModelDir {
     pub(super) _temporary: Option<TempDir>,
 }
 
+impl ModelDir {
+    /// Hugging Face id or absolute path, from which other programs can read the checkpoint; `None` for temporary files.
+    pub fn origin(&self) -> Option<String> {
+        if self._temporary.is_some() {
+            return None;
+        }
+        self.hub_id.clone().or_else(|| Some(std::path::absolute(&self.dir).ok()?.to_string_lossy().into_owned()))
+    }
+}
+
 impl fmt::Display for ModelDir {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
@@ -39,4 +49,21 @@ pub fn from_config(config: &Value, name: &str) -> Result<ModelDir> {
     let temporary = written().with_context(unwritable)?;
     let (dir, name) = (temporary.path().to_owned(), Some(name.to_owned()));
     Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(temporary) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model_dir(dir: &str, hub_id: Option<&str>) -> ModelDir {
+        ModelDir { dir: dir.into(), hub_id: hub_id.map(str::to_owned), name: None, _temporary: None }
+    }
+
+    #[test]
+    fn others_read_a_checkpoint_by_its_id_or_path() {
+        assert_eq!(model_dir("/cache/models--a--b", Some("a/b")).origin().as_deref(), Some("a/b"));
+        let absolute = std::path::absolute("models/x").unwrap();
+        assert_eq!(model_dir("models/x", None).origin().as_deref(), absolute.to_str());
+        assert_eq!(from_config(&Value::Null, "x").unwrap().origin(), None);
+    }
 }

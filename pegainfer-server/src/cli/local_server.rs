@@ -29,12 +29,10 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Finds the checkpoint, downloads it if necessary, and starts its engine.
     pub fn load(args: &EngineArgs) -> Result<Self> {
-        let pegainfer_models::LoadedModel { engine, text: mut checkpoint, dir } =
+        let pegainfer_models::LoadedModel { engine, text: checkpoint, dir } =
             pegainfer_models::load(args, |dir| Checkpoint::load_for(dir, args.task))?;
         checkpoint.tokenizer.check_vocab(engine.handle.limits().vocab_size)?;
-        if let Some(id) = &dir.hub_id {
-            checkpoint.name.clone_from(id);
-        }
+        let checkpoint = checkpoint.with_source(dir.hub_id.clone(), dir.origin());
         Ok(Self { engine, checkpoint, source: dir.to_string() })
     }
 }

@@ -31,12 +31,8 @@ impl LoadModel for ModelLoader {
         let text = match text {
             Some(text) => TextSide::Kept(text),
             None => {
-                let (path, id, task) = (dir.dir.clone(), dir.hub_id.clone(), self.engine.task);
-                TextSide::read(move || {
-                    let mut checkpoint = Checkpoint::load_for(&path, task)?;
-                    checkpoint.name = id.unwrap_or(checkpoint.name);
-                    Ok(checkpoint)
-                })?
+                let (path, id, origin, task) = (dir.dir.clone(), dir.hub_id.clone(), dir.origin(), self.engine.task);
+                TextSide::read(move || Ok(Checkpoint::load_for(&path, task)?.with_source(id, origin)))?
             }
         };
         let (args, lora, names, runtime) =

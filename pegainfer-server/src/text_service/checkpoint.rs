@@ -17,6 +17,8 @@ use std::sync::Arc;
 pub struct Checkpoint {
     /// Name of the directory, or of the GGUF file without its extension and number: the model's default name.
     pub name: String,
+    /// Hugging Face id or absolute path, from which other programs can read the checkpoint; `None` for temporary files.
+    pub origin: Option<String>,
     /// Converts between text and token ids.
     pub tokenizer: Arc<Tokenizer>,
     /// Runs the tokenizer on its own threads.
@@ -67,7 +69,15 @@ impl Checkpoint {
         let task = Task::load(dir, task, &tokenizer)?;
         let encoder = Encoder::start(tokenizer.clone()).context("the tokenizer's threads cannot be started")?;
         let template = ChatTemplate::load(dir)?;
-        Ok(Self { name, tokenizer, encoder, template, defaults: SamplingDefaults::load(dir)?, task })
+        let defaults = SamplingDefaults::load(dir)?;
+        Ok(Self { name, origin: None, tokenizer, encoder, template, defaults, task })
+    }
+
+    /// Takes the name and the origin from where the checkpoint was found.
+    pub fn with_source(mut self, hub_id: Option<String>, origin: Option<String>) -> Self {
+        self.name = hub_id.unwrap_or(self.name);
+        self.origin = origin;
+        self
     }
 
     /// Warns at the start if answers would not end at the end of a turn. `eos` are the tokens that end answers.

@@ -159,7 +159,8 @@ impl TestServer {
 
     /// Starts the real router over a running engine.
     pub fn over(engine: EngineHandle, setup: Setup) -> Self {
-        let checkpoint = Checkpoint::load_for(&setup.model_dir, setup.task).unwrap();
+        let mut checkpoint = Checkpoint::load_for(&setup.model_dir, setup.task).unwrap();
+        checkpoint.origin = Some(setup.model_dir.display().to_string());
         let app = App::new(engine.clone(), checkpoint, setup.names, setup.options);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).unwrap();

@@ -91,8 +91,10 @@ fn describe_model(state: &AppState) -> ModelInfo {
     let Some(ModelStatus { names, root, .. }) = status else { return ModelInfo::default() };
     let mut names = names.into_iter();
     let name = names.next().unwrap_or_default();
+    // Sidecars of routers read the tokenizer and the chat template from here.
+    let origin = model.as_ref().and_then(|model| model.text.checkpoint.origin.clone());
     ModelInfo {
-        model_id: root.unwrap_or_else(|| name.clone()),
+        model_id: origin.or(root).unwrap_or_else(|| name.clone()),
         served_model_name: name,
         served_model_aliases: names.collect(),
         supports_text_input: true,

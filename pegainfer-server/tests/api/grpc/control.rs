@@ -3,7 +3,7 @@
 use super::bundled;
 use crate::support::grpc::Client;
 use crate::support::mock::MockEngine;
-use crate::support::{Setup, TestServer};
+use crate::support::{Setup, TestServer, model_dir};
 use pegainfer_server::app::Options;
 use tonic::Code;
 use vllm_proto::{
@@ -26,7 +26,8 @@ fn the_server_describes_itself() {
     assert_eq!(info.instance_id, again.instance_id);
 
     let model = client.runtime.block_on(client.control.get_model_info(GetModelInfoRequest {})).unwrap().into_inner();
-    assert_eq!((model.model_id.as_str(), model.served_model_name.as_str()), ("qwen3-tiny", "tiny"));
+    // A sidecar reads the tokenizer from there.
+    assert_eq!((model.model_id, model.served_model_name.as_str()), (model_dir().display().to_string(), "tiny"));
     assert!(model.supports_text_input && model.supports_token_ids_input && !model.supports_lora);
 
     let sources = client.runtime.block_on(client.control.get_kv_event_sources(GetKvEventSourcesRequest {})).unwrap();
