@@ -8,7 +8,7 @@
 //! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses
 //!   and Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
-//! - [`gguf`]: headers of GGUF files. [`grpc`]: messages of the gRPC services.
+//! - [`gguf`]: headers of GGUF files. [`grpc`]: messages of the gRPC services. [`images`]: files of images.
 //! - [`queues`]: requests of several tenants before they reach the engine.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
@@ -19,6 +19,7 @@ pub mod gguf;
 pub mod grammars;
 pub mod grpc;
 pub mod hub;
+pub mod images;
 pub mod mutate;
 pub mod outputs;
 pub mod queues;
@@ -36,7 +37,7 @@ pub struct FuzzTarget {
 }
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 11] = [
+pub const TARGETS: [FuzzTarget; 12] = [
     FuzzTarget { name: "requests", check: requests::check, seeds: requests::seeds },
     FuzzTarget { name: "conversations", check: conversations::check, seeds: conversations::seeds },
     FuzzTarget { name: "outputs", check: outputs::check, seeds: outputs::seeds },
@@ -47,5 +48,6 @@ pub const TARGETS: [FuzzTarget; 11] = [
     FuzzTarget { name: "gguf", check: gguf::check, seeds: gguf::seeds },
     FuzzTarget { name: "grpc", check: grpc::check, seeds: grpc::seeds },
     FuzzTarget { name: "hub", check: hub::check, seeds: hub::seeds },
+    FuzzTarget { name: "images", check: images::check, seeds: images::seeds },
     FuzzTarget { name: "queues", check: queues::check, seeds: queues::seeds },
 ];
