@@ -10,9 +10,10 @@ pub(super) enum Loading {
     Unknown,
     /// It waits for a transfer of its own.
     Own(TransferId),
-    /// It waits for a transfer of its own from the disk to the host, and looks again afterwards, not at the disk.
+    /// It waits for some blocks that are read from the disk for it, or loaded while others are read, and looks again
+    /// afterwards, not at the disk.
     Reading(TransferId),
-    /// What it can have from the disk is on the host.
+    /// What it can have from the disk is on the host, or is being read.
     Read,
     /// It waits for another request's transfer of the block that it needs next, and looks again afterwards.
     Other(TransferId),

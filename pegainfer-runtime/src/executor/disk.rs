@@ -19,6 +19,8 @@ pub(super) struct Disk {
     /// Number of the next job, and the transfer of each job, with the place of its block or state there.
     next: u64,
     jobs: HashMap<u64, (TransferId, usize)>,
+    /// When a read last ended.
+    last_read: Option<Instant>,
 }
 
 /// One of the files.
@@ -56,7 +58,7 @@ impl Disk {
             SlotFile { store, as_blocks, spare: Vec::new(), jobs: 0 }
         };
         let files = [Some(blocks), states].into_iter().flatten().map(file).collect();
-        Self { files, open: HashMap::new(), next: 0, jobs: HashMap::new() }
+        Self { files, open: HashMap::new(), next: 0, jobs: HashMap::new(), last_read: None }
     }
 
     /// Gives the next blocks and states of a transfer to the files' threads, and counts them in `progress`: as many as
@@ -121,12 +123,20 @@ impl Disk {
             }
             self.files[kind as usize].spare.extend(memory);
         }
-        let ended = self.open.extract_if(|_, open| open.left == 0);
+        let (now, last_read) = (Instant::now(), self.last_read);
+        let mut ended: Vec<(TransferId, Open)> = self.open.extract_if(|_, open| open.left == 0).collect();
+        ended.sort_unstable_by_key(|(id, _)| *id);
+        let is_read = |(_, open): &(TransferId, Open)| open.transfer.direction == Direction::Read;
+        if ended.iter().any(is_read) {
+            self.last_read = Some(now);
+        }
         let end = |(id, open): (TransferId, Open)| {
-            let result = open.failure.map_or(Ok(Vec::new()), Err);
-            TransferDone { id, result, took: open.since.elapsed() }
+            // Reads are queued one behind the other.
+            let since = last_read.filter(|_| open.transfer.direction == Direction::Read).max(Some(open.since));
+            let took = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            TransferDone { id, result: open.failure.map_or(Ok(Vec::new()), Err), took }
         };
-        ended.map(end).collect()
+        ended.into_iter().map(end).collect()
     }
 
     /// Jobs that have ended; waits up to `limit` for one.

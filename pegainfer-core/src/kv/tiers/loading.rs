@@ -14,11 +14,14 @@ use crate::kv::{BlockTable, ContentName, Medium};
 pub enum LoadStart {
     /// Its blocks are loaded by a transfer of its own.
     Own(TransferId),
-    /// Its blocks are read from the disk by a transfer of its own. Then they can be loaded.
+    /// Some of its blocks are read from the disk for it, or loaded while others are read. Then the next can be loaded.
     Reading(TransferId),
     /// Another request's transfer brings its next block.
     Other(TransferId),
 }
+
+/// Bytes of blocks that are read by one transfer: the first ones are loaded while others are read.
+const READ_BYTES: usize = 64 << 20;
 
 /// What is to be read from the disk.
 struct ToRead<'a> {
@@ -53,7 +56,7 @@ impl<K: KeptState> Tiers<K> {
         }
         let next = chain.next();
         if let Some(id) = next.and_then(|next| self.bringing(next)) {
-            return Some(LoadStart::Other(id));
+            return Some(if may_read { LoadStart::Other(id) } else { LoadStart::Reading(id) });
         }
         chain.places.truncate(self.pool.available().saturating_sub(spared));
         if let Some(id) = self.start_read(&chain, wish, usable, next) {
@@ -63,14 +66,17 @@ impl<K: KeptState> Tiers<K> {
         let state = self.end_at_state(&mut chain, wish, usable)?;
         let end = (chain.table.blocks().len() + chain.places.len()) * size;
         let as_blocks = if state.is_some() { self.state_as_blocks() } else { 0 };
-        if end <= usable || !self.is_worth(Work { load: chain.places.len() + as_blocks, read: 0 }, ahead + end - usable) {
+        if end <= usable || !self.is_worth(Work { load: chain.places.len() + as_blocks, read: 0 }, ahead + end - usable)
+        {
             return None;
         }
         let state = match state {
             Some(slot) => Some((allocate()?, slot)),
             None => None,
         };
-        self.load(chain, tokens, state, as_blocks).map(LoadStart::Own)
+        let continues = chain.missing.is_some_and(|name| self.bringing(name).is_some());
+        let id = self.load(chain, tokens, state, as_blocks)?;
+        Some(if continues { LoadStart::Reading(id) } else { LoadStart::Own(id) })
     }
 
     /// For a model with state outside of KV blocks: ends the chain, which is on the host, at its last block with a
@@ -120,7 +126,10 @@ impl<K: KeptState> Tiers<K> {
 
     /// True if this work, behind what is queued, is faster than computing `tokens` tokens.
     fn is_worth(&mut self, work: Work, tokens: usize) -> bool {
-        let is_faster = self.rates.is_faster(work.plus(self.queued()), tokens);
+        let queued = self.queued();
+        // The disk does not hold up what is on the host.
+        let queued = if work.read == 0 { Work { read: 0, ..queued } } else { queued };
+        let is_faster = self.rates.is_faster(work.plus(queued), tokens);
         if !is_faster {
             self.rates.refused();
             self.stats.loads_refused += 1;
@@ -151,7 +160,7 @@ impl<K: KeptState> Tiers<K> {
         Some(self.start(transfer, InFlight::Load(load)))
     }
 
-    /// Starts to read into slots of the host, as far as there are slots.
+    /// Starts to read into slots of the host, as far as there are slots. Returns the first transfer.
     fn read(&mut self, to_read: ToRead<'_>, LoadWish { root, tokens, .. }: LoadWish<'_>) -> Option<TransferId> {
         let (ToRead { places, before, state, next, as_blocks }, size) = (to_read, self.pool.block_tokens());
         let states = match state {
@@ -161,7 +170,7 @@ impl<K: KeptState> Tiers<K> {
         // What the chain has on the host must not make place for the rest.
         let on_host: Vec<u32> = places.iter().filter_map(|(_, place)| place.on_host()).collect();
         on_host.iter().for_each(|slot| self.host.pin(*slot));
-        let (mut blocks, mut gone, mut first) = (Vec::new(), Vec::new(), None);
+        let (mut blocks, mut gone, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for (i, (name, place)) in places.iter().enumerate() {
             let (Some(block), Some(disk)) = (place.on_disk(), &mut self.disk) else { continue };
             let parent = disk.header(block).and_then(|header| header.parent);
@@ -171,7 +180,7 @@ impl<K: KeptState> Tiers<K> {
             gone.extend(evicted);
             disk.pin(block);
             disk.touch(block);
-            first.get_or_insert(*name);
+            names.push(*name);
             blocks.push(BlockCopy { block, slot });
         }
         on_host.iter().for_each(|slot| self.host.unpin(*slot));
@@ -179,11 +188,27 @@ impl<K: KeptState> Tiers<K> {
         if blocks.is_empty() && states.is_empty() {
             return None;
         }
-        // Without the state at the end, the first blocks are of no use to others.
-        let first = if self.states.is_some() { next } else { first };
+        if self.states.is_some() {
+            // Without the state at the end, the first blocks are of no use to anyone.
+            return Some(self.start_reading(blocks, states, next, as_blocks));
+        }
+        let at_once = (READ_BYTES / self.stats.slot_bytes.max(1)).max(1);
+        let parts = blocks.chunks(at_once).zip(names.chunks(at_once));
+        let ids: Vec<TransferId> =
+            parts.map(|(blocks, names)| self.start_reading(blocks.to_vec(), Vec::new(), Some(names[0]), 0)).collect();
+        ids.first().copied()
+    }
+
+    fn start_reading(
+        &mut self,
+        blocks: Vec<BlockCopy>,
+        states: Vec<BlockCopy>,
+        first: Option<ContentName>,
+        as_blocks: usize,
+    ) -> TransferId {
         let work = blocks.len() + states.len() * as_blocks;
         let transfer = Transfer { states: states.clone(), ..Transfer::new(Direction::Read, blocks.clone()) };
-        Some(self.start(transfer, InFlight::Read(Read { blocks, states, first, work })))
+        self.start(transfer, InFlight::Read(Read { blocks, states, first, work }))
     }
 
     pub(super) fn finish_load(&mut self, mut load: Load<K>, done: &TransferDone) -> Option<LoadedState<K>> {
