@@ -188,6 +188,7 @@ impl StepEngine for Echo {
             max_num_seqs: 1024,
             eos_token_ids: vec![EOS],
             num_speculative_tokens: None,
+            image_token: None,
             unsupported: &["prompt_logprobs", "priority"],
             max_loras: 0,
             hidden_size: 3,

@@ -23,6 +23,7 @@ pub mod engine;
 pub mod exec;
 pub mod grammar;
 pub mod host_memory;
+pub mod images;
 pub mod isa;
 pub mod kv;
 pub mod ledger;

@@ -54,6 +54,7 @@ impl StepEngine for Tokens {
             max_num_seqs: 8,
             eos_token_ids: vec![9],
             num_speculative_tokens: None,
+            image_token: None,
             unsupported: &[],
             max_loras: 0,
             hidden_size: 0,

@@ -66,6 +66,7 @@ impl Model for DeepSeekV4 {
             fp8_weights: model.quantized,
             drafts: model.loads_drafts,
             draft_block: model.loaded_dspark().map(|dspark| dspark.block),
+            image_token: None,
             max_default_tokens: MAX_DEFAULT_TOKENS,
         }
     }

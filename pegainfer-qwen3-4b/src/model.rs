@@ -50,6 +50,7 @@ impl Model for Qwen3 {
             fp8_weights: config.quantization.is_some(),
             drafts: false,
             draft_block: None,
+            image_token: None,
             max_default_tokens: usize::MAX,
         }
     }

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::vision::config::VisionConfig;
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::weights::SCALE_BLOCK;
 use pegainfer_kernels::ops::{DeltaShape, HeadShape, KvDType, RopeSpec};
@@ -70,6 +71,8 @@ pub struct Config {
     pub tie_word_embeddings: bool,
     /// True if the layer that drafts is loaded (multi-token prediction).
     pub mtp: bool,
+    /// The vision tower, if the model reads images.
+    pub vision: Option<VisionConfig>,
     /// Quantised weights; `None` for bf16.
     pub quantization: Option<Quantization>,
     /// Element format of the KV cache.
@@ -92,7 +95,7 @@ impl Config {
         ])?;
         file.check_dtype()?;
         let (shape, rope) = (file.heads(HEAD_DIM)?, file.rope()?);
-        let layers = layers(file)?;
+        let (layers, rotary_dim) = (layers(file)?, rotary_dim(file, shape.head_dim)?);
         let moe = moe(file, layers.len())?;
         let mut eos_token_ids = file.eos_token_ids()?;
         // The official checkpoints have no generation_config.json, and their config.json does not name the end of a
@@ -109,7 +112,7 @@ impl Config {
             shape,
             all_heads: shape,
             shard: Shard::WHOLE,
-            rotary_dim: rotary_dim(file, shape.head_dim)?,
+            rotary_dim,
             delta: delta_shape(file)?,
             gguf: file.flag(GGUF)?,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
@@ -118,6 +121,7 @@ impl Config {
             tie_word_embeddings: file.ties_output(EMBEDDING)?,
             kv_dtype: file.kv_dtype(),
             mtp: mtp(file)?,
+            vision: file.reads_images().then(|| VisionConfig::read(file, rotary_dim)).transpose()?,
             quantization: file.quantization(&BF16_MODULES)?,
             initializer_range: file.initializer_range(),
             eos_token_ids,

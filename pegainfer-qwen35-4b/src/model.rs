@@ -7,7 +7,7 @@ use crate::plan::{self, Segment, Step};
 use crate::state::{self, LayerState};
 use crate::weights::{self, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -50,7 +50,14 @@ impl Model for Qwen35 {
             fp8_weights: config.quantization.is_some(),
             drafts: config.mtp,
             draft_block: None,
+            image_token: config.vision.map(|vision| vision.image_token),
             max_default_tokens: usize::MAX,
+        }
+    }
+
+    fn adapt(config: &mut Config, device: Device) {
+        if device == Device::Cuda && config.vision.take().is_some() {
+            log::info!("the vision tower runs on the CPU only: on a GPU the model reads no images");
         }
     }
 
@@ -93,11 +100,15 @@ impl Model for Qwen35 {
     }
 
     fn begin(pass: &mut Pass<'_>) -> Result<(), OpError> {
-        let Pass { exec, work, step, .. } = pass;
+        let Pass { exec, weights, work, step, .. } = pass;
         let words: Vec<u32> = step.state.iter().flat_map(Segment::words).collect();
         exec.fill_rows(&mut work.segments, &words)?;
         work.set_rows(step.tokens.len());
-        Ok(())
+        match (&mut work.images, &weights.vision) {
+            _ if step.images.is_empty() => Ok(()),
+            (Some(images), Some(weights)) => images.prepare(exec, weights, &step.images),
+            _ => Err(OpError { op: "vision", message: "the vision tower is not loaded".to_owned() }),
+        }
     }
 
     fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
@@ -106,6 +117,9 @@ impl Model for Qwen35 {
         let (weights, eps) = (&weights.decoder, config.rms_norm_eps);
         let Activations { residual, normed, .. } = &mut work.decoder.activations;
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, residual)?;
+        if let Some(images) = work.images.as_ref().filter(|_| !step.images.is_empty()) {
+            images.replace(exec, &step.images, residual)?;
+        }
         let first = &weights.layers[0];
         // Adapters read what the projection reads, in bf16.
         let reader = adapters.is_none().then(|| first.projection());

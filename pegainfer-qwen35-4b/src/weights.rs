@@ -5,6 +5,7 @@ mod linear_attention;
 pub use linear_attention::LinearAttention;
 
 use crate::config::{Config, EMBEDDING, LayerKind};
+use crate::vision::weights::VisionWeights;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::Matrix;
@@ -64,6 +65,8 @@ pub struct Weights {
     pub decoder: DecoderWeights<Layer>,
     /// The layer that drafts, if requested.
     pub mtp: Option<Mtp>,
+    /// The vision tower, if the model reads images; every rank has the whole.
+    pub vision: Option<VisionWeights>,
 }
 
 /// Purpose of tensors that a text engine skips.
@@ -71,7 +74,7 @@ pub(crate) fn skipped(name: &str) -> Option<&'static str> {
     SKIPPED.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, purpose)| *purpose)
 }
 
-/// Loads every tensor of the text model.
+/// Loads every tensor of the text model, and of the layer that drafts and the vision tower if `config` has them.
 pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
     let hidden = config.hidden_size;
     let layers = config.layers.iter().enumerate();
@@ -91,7 +94,8 @@ pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, 
         embedding,
     };
     let mtp = if config.mtp { Some(Mtp::load(loader, config)?) } else { None };
-    Ok(Weights { decoder, mtp })
+    let vision = config.vision.as_ref().map(|vision| VisionWeights::load(loader, vision)).transpose()?;
+    Ok(Weights { decoder, mtp, vision })
 }
 
 /// Loads the weight of a norm by name and length. It is stored as its difference from 1, and in GGUF as the sum. The sum

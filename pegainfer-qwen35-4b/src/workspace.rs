@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::plan::runs_in_chunks;
+use crate::vision::rows::ImageRows;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::ops::{Activation, SEGMENT_WORDS};
@@ -28,6 +29,8 @@ pub struct Workspace {
     pub read: Tensor,
     /// `[tokens, v_width]` in bf16 or FP8.
     pub gated: Activation,
+    /// The vision tower and the rows of images, if the model reads images.
+    pub images: Option<ImageRows>,
 }
 
 impl Workspace {
@@ -46,7 +49,8 @@ impl Workspace {
         let sampled = config.mtp.then(|| exec.tensor("sampled", &[tokens, config.hidden_size], DType::Bf16));
         let (sampled, gated) = (sampled.transpose()?, Activation::new(gated));
         let segments = exec.tensor("segments", &[segments, SEGMENT_WORDS], DType::U32)?;
-        Ok(Self { segments, decoder, sampled, projected, mixed, chunks, read, gated })
+        let images = config.vision.map(|vision| ImageRows::new(exec, vision)).transpose()?;
+        Ok(Self { segments, decoder, sampled, projected, mixed, chunks, read, gated, images })
     }
 
     /// Sets all tensors to `tokens` rows, in bf16.

@@ -173,7 +173,7 @@ impl Attention {
     /// The heads of the layer, for the tokens of a step.
     fn heads<'a>(&'a self, rope: &'a Tensor, inputs: &'a Inputs) -> Heads<'a> {
         let (shape, norms, eps) = (self.shape.heads, self.norms(), self.shape.eps);
-        Heads { shape, norms, eps, rope, positions: &inputs.positions, slots: &inputs.slots }
+        Heads { shape, norms, eps, rope, positions: inputs.rope_positions(), slots: &inputs.slots }
     }
 }
 

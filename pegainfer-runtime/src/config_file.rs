@@ -98,6 +98,8 @@ pub struct Overrides {
     /// True if the layers that draft are loaded (multi-token prediction). Set by [`load`](super::load()) from
     /// `--speculative-config`.
     pub mtp: bool,
+    /// True if the image encoder of a model that has one is loaded. The model then reads images, on a CPU.
+    pub images: bool,
 }
 
 impl ConfigFile {
@@ -175,6 +177,11 @@ impl ConfigFile {
         self.overrides.mtp
     }
 
+    /// True if the user wants the image encoder.
+    pub fn reads_images(&self) -> bool {
+        self.overrides.images
+    }
+
     /// The fields of the file as a type.
     pub fn fields<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ConfigError> {
         T::deserialize(&self.root).map_err(|error| self.invalid(error.to_string()))
@@ -182,7 +189,8 @@ impl ConfigFile {
 
     /// Refuses flags that change the configuration of other models.
     pub fn refuse_overrides(&self) -> Result<(), ConfigError> {
-        let Overrides { quantization, kv_dtype, rope_scaling, router_skew, activations: _, mtp: _ } = &self.overrides;
+        let Overrides { quantization, kv_dtype, rope_scaling, router_skew, activations: _, mtp: _, images: _ } =
+            &self.overrides;
         let fixed = "takes the formats and positions of its checkpoint";
         let flags = [
             ("--quantization", fixed, quantization.is_some()),

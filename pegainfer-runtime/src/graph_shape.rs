@@ -161,6 +161,9 @@ fn without_state<R: Clone + Default>(step: &Step<R>, GraphKey { kind, shape, .. 
     let mut padded = step.padded(shape.rows);
     padded.tokens.resize(shape.tokens, 0);
     padded.positions.resize(shape.tokens, 0);
+    if !padded.rope_positions.is_empty() {
+        padded.rope_positions.resize(shape.tokens, [0; 3]);
+    }
     padded.slots.resize(shape.tokens, NO_SLOT);
     if kind != PassKind::Blocks {
         padded.samples.resize(shape.samples, SampleRow::of_padding(0));

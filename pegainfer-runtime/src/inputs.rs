@@ -13,8 +13,13 @@ use pegainfer_kernels::ops::{AttentionBatch, AttentionLoad, DRAW_WORDS, Draw};
 pub struct Inputs {
     /// `[tokens]`.
     pub tokens: Tensor,
-    /// `[tokens]`.
+    /// Positions in the sequence, or of rotary embeddings if one number says it; see
+    /// [`rope_positions`](Self::rope_positions). `[tokens]`.
     pub positions: Tensor,
+    /// Time, row and column of each token, `[tokens, 3]`; allocated by the first step with tokens of an image.
+    grid_positions: Option<Tensor>,
+    /// True if these are the rotary positions of the step.
+    uses_grid: bool,
     /// `[tokens]`.
     pub slots: Tensor,
     /// `[rows + 1]`.
@@ -59,6 +64,8 @@ impl Inputs {
         Ok(Self {
             tokens,
             positions,
+            grid_positions: None,
+            uses_grid: false,
             slots,
             qo_indptr,
             kv_lens,
@@ -91,11 +98,35 @@ impl Inputs {
         let sampled = step.sampled_indptr().unwrap_or_default();
         let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
         let words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
+        self.fill_grid_positions(exec, step)?;
+        // Without tokens of images, all three are the same.
+        let single: Vec<u32> = step.rope_positions.iter().map(|[time, ..]| *time).collect();
+        let at = if single.is_empty() { &step.positions } else { &single };
         let Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws, .. } = self;
         exec.fill_adjacent(
             [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws],
-            [&step.tokens, &step.positions, &step.slots, &step.qo_indptr, &step.kv_lens, &rows, &sampled, &words],
+            [&step.tokens, at, &step.slots, &step.qo_indptr, &step.kv_lens, &rows, &sampled, &words],
         )
+    }
+
+    /// Uploads rotary positions that differ in time, row and column.
+    fn fill_grid_positions<M>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
+        self.uses_grid = step.rope_positions.iter().any(|[time, row, column]| time != row || time != column);
+        if !self.uses_grid {
+            return Ok(());
+        }
+        if self.grid_positions.is_none() {
+            let made = exec.tensor("grid_positions", &[self.tokens.max_rows(), 3], DType::U32);
+            let made = made.map_err(|e| OpError { op: "inputs", message: format!("no memory for positions: {e}") })?;
+            self.grid_positions = Some(made);
+        }
+        let Some(tensor) = &mut self.grid_positions else { return Ok(()) };
+        exec.fill_rows(tensor, step.rope_positions.as_flattened())
+    }
+
+    /// Rotary positions of the tokens, `[tokens]`, or `[tokens, 3]` in a step with tokens of images: time, row, column.
+    pub fn rope_positions(&self) -> &Tensor {
+        self.grid_positions.as_ref().filter(|_| self.uses_grid).unwrap_or(&self.positions)
     }
 
     /// Uploads the logits processors of a step's samples, if any, before they are drawn, and counts tokens. `sampled`:

@@ -53,6 +53,7 @@
 //!             fp8_weights: false,
 //!             drafts: false,
 //!             draft_block: None,
+//!             image_token: None,
 //!             max_default_tokens: 8192,
 //!         }
 //!     }

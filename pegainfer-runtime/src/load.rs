@@ -51,7 +51,10 @@ pub fn load<M: Model>(
     options: &LoadOptions<M::Options>,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded<M>, LoadError> {
-    let config = M::load_config_for(options)?;
+    let mut config = M::load_config_for(options)?;
+    if let Some(exec) = execs.first() {
+        M::adapt(&mut config, exec.device());
+    }
     let info = M::info(&config);
     check_eos(&info)?;
     tiers::check(options)?;
@@ -102,6 +105,7 @@ pub fn load<M: Model>(
         max_num_seqs: bounds.size.rows,
         eos_token_ids: info.eos_token_ids,
         num_speculative_tokens: options.speculation.as_ref().map(|speculation| speculation.num_tokens),
+        image_token: info.image_token,
         unsupported: &[],
         max_loras: options.lora.map_or(0, |lora| lora.max_loras),
         hidden_size: executor.hidden_size(),

@@ -19,6 +19,8 @@ pub struct ModelInfo {
     pub drafts: bool,
     /// Shape of the blocks that its layers draft; `None` if they draft one token after the other.
     pub draft_block: Option<BlockShape>,
+    /// Id of the tokens of images; `None` if the model does not read images.
+    pub image_token: Option<u32>,
     /// Limit of the default number of tokens in a step on a GPU.
     pub max_default_tokens: usize,
 }

@@ -180,6 +180,7 @@ impl ApiError {
                 Self::invalid(prompt_field, message).with_code("context_length_exceeded")
             }
             SubmitError::EmptyPrompt | SubmitError::InvalidToken { .. } => Self::invalid(prompt_field, message),
+            SubmitError::InvalidImages { .. } => Self::invalid(prompt_field, message),
             SubmitError::NothingToGenerate => Self::invalid("max_tokens", message),
             SubmitError::TooManyLogprobs { .. } => Self::invalid("logprobs", message),
             SubmitError::Unsupported { field } => Self::invalid(field, message).with_code("unsupported_parameter"),

@@ -21,6 +21,7 @@ pub fn engine<S: SequenceState>(
         max_num_seqs: header.max_num_seqs,
         eos_token_ids: Vec::new(),
         num_speculative_tokens: None,
+        image_token: None,
         unsupported: &[],
         max_loras: 0,
         hidden_size: 0,

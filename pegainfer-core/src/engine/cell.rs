@@ -6,6 +6,7 @@ use super::events::{Cancellation, EventSender};
 use super::shared::{Command, EngineConfig, Shared, Submission};
 use super::step_tokens::StepTokens;
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError};
+use crate::images;
 use crate::kv::{BlockPool, PrefixRoot};
 use crate::ledger::StepLog;
 use crate::schedule::group;
@@ -150,6 +151,15 @@ impl EngineCell {
     /// Number of leading tokens of `prompt` that are in the engine's prefix cache for requests of this root.
     pub fn cached_prefix(&self, root: impl Into<PrefixRoot>, prompt: &[u32]) -> usize {
         self.shared.pool.as_ref().map_or(0, |pool| pool.cached_prefix(root, prompt))
+    }
+
+    /// Variant of [`cached_prefix`](Self::cached_prefix) for the prompt of a request, with its images.
+    pub(super) fn cached_tokens(&self, request: &GenerateRequest) -> usize {
+        let Some(pool) = self.shared.pool.as_ref().filter(|_| !request.images.is_empty()) else {
+            return self.cached_prefix(request.prefix_root(), &request.prompt);
+        };
+        let keys = images::keys(&request.images, &request.prompt, |hash| pool.image_number(hash));
+        pool.cached_prefix(request.prefix_root(), &keys)
     }
 
     /// The engine's KV blocks; `None` if it keeps no cache.

@@ -232,7 +232,7 @@ impl Front {
     fn candidate(&self, engine: usize, request: &GenerateRequest) -> Candidate {
         let cell = &self.cells[engine];
         let uses_cache = request.prompt_logprobs.is_none();
-        let cached = if uses_cache { cell.cached_prefix(request.prefix_root(), &request.prompt) } else { 0 };
+        let cached = if uses_cache { cell.cached_tokens(request) } else { 0 };
         Candidate {
             engine,
             cached,

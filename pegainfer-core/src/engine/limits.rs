@@ -1,6 +1,7 @@
 //! Limits of an engine, checked when a request is submitted, so that no impossible request is queued.
 
 use super::GenerateRequest;
+use crate::images;
 use thiserror::Error;
 
 /// Maximum number of most likely tokens per position that a request can ask for; see `GenerateRequest::logprobs`.
@@ -72,6 +73,12 @@ pub enum SubmitError {
         /// Requested number of tokens.
         asked: usize,
     },
+    /// The images do not fit the prompt.
+    #[error("the images do not fit the prompt: {reason}")]
+    InvalidImages {
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// The request sets a field that the engine does not implement.
     #[error("{field} is not supported by this model")]
     Unsupported {
@@ -128,6 +135,8 @@ pub struct EngineLimits {
     pub max_loras: usize,
     /// Elements of a vector, see [`GenerateRequest::vector`]; 0 if the engine reports none.
     pub hidden_size: usize,
+    /// Id of the tokens of images; `None` if the engine does not read images.
+    pub image_token: Option<u32>,
     /// API names of unsupported fields among `structured_outputs`, `prompt_logprobs` and `priority`.
     pub unsupported: &'static [&'static str],
 }
@@ -172,6 +181,7 @@ impl EngineLimits {
             return Err(SubmitError::ContextExceeded { prompt, max_tokens, max_model_len: self.max_model_len });
         }
         self.check_capacity(request)?;
+        self.check_images(request)?;
         // No early exit and equal integer widths, so that the loop is vectorised.
         let vocab_size = u32::try_from(self.vocab_size).unwrap_or(u32::MAX);
         let outside = |id: u32| id >= vocab_size;
@@ -181,6 +191,14 @@ impl EngineLimits {
             return Err(SubmitError::InvalidToken { id, vocab_size: self.vocab_size });
         }
         Ok(())
+    }
+
+    fn check_images(&self, request: &GenerateRequest) -> Result<(), SubmitError> {
+        if request.images.is_empty() {
+            return Ok(());
+        }
+        let Some(token) = self.image_token else { return Err(SubmitError::Unsupported { field: "an image" }) };
+        images::check(&request.images, &request.prompt, token).map_err(|reason| SubmitError::InvalidImages { reason })
     }
 
     /// Tokens of a prompt before its last block, which is always computed.

@@ -37,6 +37,7 @@ pub use stream::TokenStream;
 
 use crate::adapter::Adapter;
 use crate::grammar::Grammar;
+use crate::images::ImageSpan;
 use crate::kv::PrefixRoot;
 use crate::kv::tiers::TierStats;
 use crate::logits_processors::LogitsProcessors;
@@ -55,8 +56,11 @@ pub struct RequestId(pub u64);
 pub struct GenerateRequest {
     /// Prompt token ids, at least one; choices of one prompt share them.
     pub prompt: Arc<[u32]>,
-    /// An earlier request with the same prompt, salt and adapter. This one goes to the same engine, is admitted after that
-    /// prompt is computed, and finds it in the prefix cache. Ignored once that request has ended.
+    /// Images in the prompt, in its order: their rows replace the embeddings of their tokens, all of which have the id
+    /// [`EngineLimits::image_token`]. Usually none.
+    pub images: Arc<[ImageSpan]>,
+    /// An earlier request with the same prompt, images, salt and adapter. This one goes to the same engine, is admitted
+    /// after that prompt is computed, and finds it in the prefix cache. Ignored once that request has ended.
     pub same_prompt_as: Option<RequestId>,
     /// The engine that has to run the request; `None` lets the router choose ([`router`]).
     pub engine: Option<usize>,
@@ -101,6 +105,7 @@ impl GenerateRequest {
     pub fn greedy(prompt: impl Into<Arc<[u32]>>, max_tokens: usize) -> Self {
         Self {
             prompt: prompt.into(),
+            images: Arc::default(),
             same_prompt_as: None,
             engine: None,
             max_tokens,

@@ -13,6 +13,7 @@ mod budget;
 mod changes;
 pub mod disk;
 mod idle;
+mod image_numbers;
 mod index;
 mod named;
 mod names;

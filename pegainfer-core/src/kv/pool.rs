@@ -3,6 +3,7 @@
 use super::block_ids::BlockList;
 use super::changes::{ChangeLog, Changes, KvChange, Medium, StoredRun};
 use super::idle::IdleList;
+use super::image_numbers::ImageNumbers;
 use super::index::{Index, Key, Node};
 use super::named::{Named, Parent};
 use super::names::{ContentName, Naming};
@@ -33,6 +34,8 @@ pub(super) struct Blocks {
 #[derive(Debug, Clone)]
 pub struct BlockPool {
     blocks: Arc<Mutex<Blocks>>,
+    /// Numbers of images in keys.
+    images: Arc<Mutex<ImageNumbers>>,
     /// Number of times that the prefix index was cleared.
     resets: Arc<AtomicU64>,
     total: usize,
@@ -165,7 +168,8 @@ impl BlockPool {
             idle: IdleList::new(total),
             named: None,
         };
-        Self { blocks: Arc::new(Mutex::new(blocks)), resets: Arc::default(), total, block_tokens }
+        let (images, resets) = (Arc::default(), Arc::default());
+        Self { blocks: Arc::new(Mutex::new(blocks)), images, resets, total, block_tokens }
     }
 
     /// Blocks of the pool.
@@ -199,6 +203,21 @@ impl BlockPool {
             }
         }
         (found * self.block_tokens).min(tokens.len().saturating_sub(1))
+    }
+
+    /// Number of an image in keys of this pool's index, a new one if it has none; see [`keys`](crate::images::keys).
+    /// `None` once all numbers are used.
+    pub fn number_image(&self, hash: &[u8; 32]) -> Option<u32> {
+        self.images().number(hash)
+    }
+
+    /// Number of an image that has one.
+    pub fn image_number(&self, hash: &[u8; 32]) -> Option<u32> {
+        self.images().get(hash)
+    }
+
+    fn images(&self) -> MutexGuard<'_, ImageNumbers> {
+        self.images.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives blocks content names from now on, and returns how. Called before the first request; blocks that have names

@@ -146,6 +146,11 @@ impl BlockTable {
         }
     }
 
+    /// The pool of its blocks.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
     /// Root of the sequence.
     pub fn root(&self) -> PrefixRoot {
         self.root

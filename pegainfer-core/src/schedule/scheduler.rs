@@ -326,11 +326,12 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.in_flight -= 1;
                 // A surplus row may have computed a token that is not known.
                 let known = row.computed.min(seq.tokens.len());
-                seq.table.register(&seq.tokens[..known]);
+                seq.register(known);
                 self.state.commit(&mut seq.slot, &seq.table, known);
                 if let Some(tiers) = &mut self.tiers {
-                    tiers.offer(&seq.table, &seq.tokens, &mut seq.offered);
-                    tiers.offer_states(&seq.table, &seq.tokens, self.state.take_new());
+                    let tokens = &seq.tokens[..seq.before_images()];
+                    tiers.offer(&seq.table, tokens, &mut seq.offered);
+                    tiers.offer_states(&seq.table, tokens, self.state.take_new());
                 }
             }
             let mut drawn = 0;

@@ -11,6 +11,7 @@ use super::step::PLACEHOLDER;
 use crate::adapter::AdapterId;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
 use crate::grammar::MaskSignal;
+use crate::images;
 use crate::kv::{BlockPool, BlockTable};
 use crate::logits_processors::{CountUpdate, CountedPenalties, LogitsProcessors, LogitsUpdate};
 use std::iter::once_with;
@@ -49,6 +50,9 @@ pub(super) struct Sequence<L> {
     /// prompts.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
+    /// If it has images, its tokens as the prefix index compares them; see [`images::keys`]. Shorter than the tokens,
+    /// and never extended, if an image has no number.
+    image_keys: Vec<u32>,
     /// Number of tokens after `tokens` that steps in flight will sample.
     pub unknown: usize,
     /// Index of its first sample in the newest step that samples for it.
@@ -115,6 +119,8 @@ impl<L: Default> Sequence<L> {
         let grammar = SequenceGrammar::new(request.grammar.take(), masks);
         // A forced acceptance takes tokens that a grammar does not allow.
         let drafting = speculation.filter(|all| !grammar.is_some() || all.synthetic_acceptance_length.is_none());
+        // Layers that draft do not see the rows of images.
+        let drafting = drafting.filter(|all| request.images.is_empty() || !Speculation::by_model(Some(all)));
         let proposals = match drafting.map(|speculation| &speculation.source) {
             None => Proposals::None,
             Some(DraftSource::Host(method)) => Proposals::Host(method.start()),
@@ -128,6 +134,7 @@ impl<L: Default> Sequence<L> {
             served: 0,
             prompt_len: request.prompt.len(),
             tokens: Vec::new(),
+            image_keys: Vec::new(),
             request,
             unknown: 0,
             sample: 0,
@@ -186,7 +193,31 @@ impl<L: Default> Sequence<L> {
             self.tokens.reserve_exact(len);
             self.table.reserve(len);
             self.tokens.extend_from_slice(&self.request.prompt);
+            let pool = self.table.pool();
+            if !self.request.images.is_empty() {
+                let keys = images::keys(&self.request.images, &self.request.prompt, |hash| pool.number_image(hash));
+                self.image_keys = keys;
+            }
         }
+    }
+
+    /// Adds the full blocks of the first `known` tokens to the prefix index.
+    #[inline]
+    pub fn register(&mut self, known: usize) {
+        let keys = if self.request.images.is_empty() { &self.tokens } else { &self.image_keys };
+        self.table.register(&keys[..known.min(keys.len())]);
+    }
+
+    /// Fills the empty table with the longest cached prefix; see [`BlockTable::match_prefix`].
+    pub fn match_prefix(&mut self) -> usize {
+        let keys = if self.request.images.is_empty() { &self.tokens } else { &self.image_keys };
+        self.table.match_prefix(keys)
+    }
+
+    /// Number of known tokens before its first image. Blocks outside the device are found by these alone, because
+    /// numbers of images mean nothing to other processes.
+    pub fn before_images(&self) -> usize {
+        self.request.images.first().map_or(self.tokens.len(), |span| span.start)
     }
 
     /// Number of tokens so far, including unknown ones.
@@ -444,7 +475,7 @@ impl<L: Default> Sequence<L> {
     #[inline]
     fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
         self.unknown = self.unknown.saturating_sub(1);
-        self.tokens.push(token);
+        self.push_known(token);
         let is_eos = !self.request.ignore_eos && eos.contains(&token);
         if is_eos || self.request.stop_token_ids.contains(&token) {
             return Some(FinishReason::Stop(token));
@@ -460,6 +491,13 @@ impl<L: Default> Sequence<L> {
     /// client sees the token.
     pub fn push_unseen(&mut self, token: u32) {
         self.unknown = self.unknown.saturating_sub(1);
+        self.push_known(token);
+    }
+
+    fn push_known(&mut self, token: u32) {
+        if !self.request.images.is_empty() && self.image_keys.len() == self.tokens.len() {
+            self.image_keys.push(token);
+        }
         self.tokens.push(token);
     }
 

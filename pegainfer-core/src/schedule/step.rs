@@ -2,6 +2,7 @@
 
 use super::step_adapters::StepAdapters;
 use crate::engine::{RequestId, TokenLogprobs};
+use crate::images::StepImage;
 use crate::kv::{BlockIds, NO_SLOT};
 use crate::ledger::ExpertCounts;
 use crate::logits_processors::{CountUpdate, LogitEdit, LogitsUpdate};
@@ -23,6 +24,11 @@ pub struct Step<R = ()> {
     pub tokens: Vec<u32>,
     /// Absolute position of each input token, `[T]`.
     pub positions: Vec<u32>,
+    /// Time, row and column of each token for rotary embeddings, `[T]`; see
+    /// [`rope_position`](crate::images::rope_position). Empty without images: then all three are the token's position.
+    pub rope_positions: Vec<[u32; 3]>,
+    /// Rows of images that replace embeddings, in the order of the tokens.
+    pub images: Vec<StepImage>,
     /// Destination of each input token's K and V, `block * block_tokens + row` or [`NO_SLOT`], `[T]`.
     pub slots: Vec<u32>,
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, `[B + 1]`.
@@ -171,6 +177,8 @@ impl<R: Clone + Default> Step<R> {
         for ids in [tokens, positions, slots, qo_indptr, kv_lens] {
             ids.clear();
         }
+        self.rope_positions.clear();
+        self.images.clear();
         block_tables.clear();
         rows.clear();
         samples.clear();
@@ -196,6 +204,7 @@ impl<R: Clone + Default> Step<R> {
             step.samples.push(SampleRow::of_padding(step.tokens.len() as u32));
             step.tokens.push(0);
             step.positions.push(0);
+            step.rope_positions.extend((!self.rope_positions.is_empty()).then_some([0; 3]));
             step.slots.push(NO_SLOT);
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(0);

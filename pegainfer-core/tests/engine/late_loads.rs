@@ -63,6 +63,7 @@ fn engine() -> EngineCore<Instantly> {
         max_num_seqs: 4,
         eos_token_ids: vec![],
         num_speculative_tokens: None,
+        image_token: None,
         unsupported: &[],
         max_loras: 0,
         hidden_size: 0,

@@ -20,8 +20,10 @@ pub struct Inputs<'a> {
     pub rope: &'a [f32],
     /// Leading elements of a head that are rotated, a multiple of 32.
     pub rotary_dim: usize,
-    /// `[tokens]`.
+    /// `[tokens, axes]`.
     pub positions: &'a [u32],
+    /// 1, or 3: frequency `i` then rotates by position `i % 3` of the token.
+    pub axes: usize,
     /// `[tokens]`, distinct except for `NO_SLOT`.
     pub slots: &'a [u32],
     /// Head counts and sizes.
@@ -54,13 +56,20 @@ impl Kernel for Tokens<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self, s: S) {
-        let Inputs { projected, norms, rope, rotary_dim, positions, slots, shape, eps } = *self.inputs;
+        let Inputs { projected, norms, rope, rotary_dim, positions, axes, slots, shape, eps } = *self.inputs;
         let HeadShape { heads, kv_heads, head_dim } = shape;
         let mut key = [bf16::ZERO; MAX_HEAD_DIM];
         let key = &mut key[..head_dim];
+        let mut interleaved = [0.0; MAX_HEAD_DIM];
         for (t, q) in (self.first..).zip(self.q.chunks_exact_mut(shape.q_width())) {
             let row = &projected[t * shape.gated_qkv_width()..][..shape.gated_qkv_width()];
-            let rope = &rope[positions[t] as usize * rotary_dim..][..rotary_dim];
+            let rope = match axes {
+                1 => &rope[positions[t] as usize * rotary_dim..][..rotary_dim],
+                _ => {
+                    interleave(rope, &positions[t * axes..][..axes], &mut interleaved[..rotary_dim]);
+                    &interleaved[..rotary_dim]
+                }
+            };
             for (x, out) in row.chunks_exact(2 * head_dim).zip(q.chunks_exact_mut(head_dim)) {
                 norm_rope(s, &x[..head_dim], norms.0, eps, rope, out);
             }
@@ -75,6 +84,15 @@ impl Kernel for Tokens<'_> {
                 unsafe { self.cache.write(shape, slot, h, key, value) };
             }
         }
+    }
+}
+
+/// Cosines and sines of a token: those of frequency `i` are of position `i % 3`.
+fn interleave(table: &[f32], positions: &[u32], rope: &mut [f32]) {
+    let (width, half) = (rope.len(), rope.len() / 2);
+    for i in 0..half {
+        let row = &table[positions[i % positions.len()] as usize * width..][..width];
+        (rope[i], rope[half + i]) = (row[i], row[half + i]);
     }
 }
 

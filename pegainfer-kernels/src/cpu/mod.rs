@@ -25,4 +25,5 @@ pub mod rows;
 pub mod sampling;
 mod sigmoid;
 pub mod swiglu;
+pub mod vision;
 pub mod weights;

@@ -16,7 +16,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 ///
 /// `projected`: `[tokens, gated_qkv_width]` bf16: for each head its query, then its gate (for
 /// [`attention_gate`](super::attention_gate)), then keys, then values; norms f32. The RoPE table has `rotary_dim`
-/// columns, a multiple of 32, at most `head_dim`; later elements are not rotated. `q`, `k`, `v`: as in
+/// columns, a multiple of 32, at most `head_dim`; later elements are not rotated. On a CPU, `heads.positions` may be
+/// `[tokens, 3]`: frequency `i` then rotates by component `i % 3` (interleaved M-RoPE, `apply_interleaved_mrope` of
+/// transformers). `q`, `k`, `v`: as in
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). f32 with one final rounding. On a GPU `head_dim` is a
 /// multiple of 64.
 pub fn gated_qk_norm_rope_write_kv(
@@ -59,10 +61,17 @@ pub(super) fn check(
         check.is(norm, DType::F32, &[shape.head_dim])?;
     }
     check.is(rope, DType::F32, &[max_position, rotary_dim])?;
-    check.is(positions, DType::U32, &[tokens])?;
+    let axes = axes(positions);
+    check.is(positions, DType::U32, &[tokens, 3][..if axes == 1 { 1 } else { 2 }])?;
+    check.that(axes == 1 || device != Device::Cuda, "three positions of a token have no GPU kernel yet")?;
     check.is(slots, DType::U32, &[tokens])?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
     check.is_cache(device, shape, (k, v))
+}
+
+/// Positions of a token, 1 or 3.
+fn axes(positions: &Tensor) -> usize {
+    if positions.shape().len() == 1 { 1 } else { 3 }
 }
 
 /// Floating-point operations of the call.
@@ -93,7 +102,7 @@ pub(super) fn on_cpu(
     let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     let Device::Cpu(isa) = exec.device() else { return Ok(()) };
     let ((max_position, rotary_dim), max_slot) = (rope.rows_cols(), k.rows_cols().0 * BLOCK_SIZE);
-    let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
+    let (axes, positions, slots) = (axes(positions), positions.host::<u32>(), slots.host::<u32>());
     check.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
     let inside = |&s: &u32| (s as usize) < max_slot || s == NO_SLOT;
     check.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
@@ -101,7 +110,7 @@ pub(super) fn on_cpu(
     check.that(distinct(slots), "two tokens share a slot")?;
     let norms = (norms.0.host::<f32>(), norms.1.host::<f32>());
     let (projected, rope) = (projected.host(), rope.host());
-    let inputs = Inputs { projected, norms, rope, rotary_dim, positions, slots, shape, eps };
+    let inputs = Inputs { projected, norms, rope, rotary_dim, positions, axes, slots, shape, eps };
     gated_qkv::run(isa, &inputs, q.host_mut(), &KvWriter::of((k, v)));
     Ok(())
 }
@@ -114,13 +123,14 @@ mod tests {
     use crate::testing::{Host, bf16s, close};
     use half::bf16;
 
-    /// f64 norm and rotation of one head.
-    fn reference(x: &[bf16], weight: &[f32], rotary_dim: usize, position: u32) -> Vec<f64> {
+    /// f64 norm and rotation of one head; pair `i` rotates by position `i` modulo the number of positions.
+    fn reference(x: &[bf16], weight: &[f32], rotary_dim: usize, positions: &[u32]) -> Vec<f64> {
         let mean = x.iter().map(|v| v.to_f64().powi(2)).sum::<f64>() / x.len() as f64;
         let scale = (mean + 1e-6).sqrt().recip();
         let n: Vec<f64> = x.iter().zip(weight).map(|(v, w)| v.to_f64() * scale * f64::from(*w)).collect();
         let half = rotary_dim / 2;
         let rotated = (0..rotary_dim).map(|i| {
+            let position = positions[i % half % positions.len()];
             let angle = f64::from(position) * 1e7f64.powf(-2.0 * (i % half) as f64 / rotary_dim as f64);
             let (sin, cos) = angle.sin_cos();
             if i < half { n[i] * cos - n[i + half] * sin } else { n[i] * cos + n[i - half] * sin }
@@ -160,13 +170,13 @@ mod tests {
                     for h in 0..heads {
                         let query = &row[2 * h * head_dim..][..head_dim];
                         let got = &q.host::<bf16>()[(t * heads + h) * head_dim..][..head_dim];
-                        close(got, &reference(query, norms.0.host(), rotary_dim, at[t]), 1.01 / 256.0, 1e-4);
+                        close(got, &reference(query, norms.0.host(), rotary_dim, &at[t..=t]), 1.01 / 256.0, 1e-4);
                     }
                     for h in 0..kv_heads {
                         let key = &row[(2 * heads + h) * head_dim..][..head_dim];
                         let first = shape.key(KvDType::Bf16, places[t] as usize, h);
                         let got: Vec<bf16> = (0..head_dim).map(|d| k.host::<bf16>()[first + d * BLOCK_SIZE]).collect();
-                        close(&got, &reference(key, norms.1.host(), rotary_dim, at[t]), 1.01 / 256.0, 1e-4);
+                        close(&got, &reference(key, norms.1.host(), rotary_dim, &at[t..=t]), 1.01 / 256.0, 1e-4);
                         let value = &row[(2 * heads + kv_heads + h) * head_dim..][..head_dim];
                         let got = &v.host::<bf16>()[shape.value(KvDType::Bf16, places[t] as usize, h)..][..head_dim];
                         assert_eq!(got, value);
@@ -183,6 +193,45 @@ mod tests {
                 let error = gated_qk_norm_rope_write_kv(exec, &projected, &made, &mut q, (&mut k, &mut v));
                 assert!(error.unwrap_err().to_string().contains("share a slot"));
             }
+        });
+    }
+
+    #[test]
+    fn three_positions_take_turns_and_equal_ones_are_one() {
+        Host::each(|mut host| {
+            let shape = HeadShape { heads: 2, kv_heads: 1, head_dim: 128 };
+            let (tokens, width, rotary_dim) = (5, shape.gated_qkv_width(), 64);
+            let row = bf16s(tokens * width, 1);
+            let projected = host.bf16("projected", &[tokens, width], &row);
+            let mut norm = host.zeros("norm", &[128], DType::F32);
+            norm.host_mut::<f32>().fill(1.5);
+            let rope = rope_table(&mut host.exec, 50, rotary_dim, 1e7).unwrap();
+            let slots = host.u32("slots", &[0, 1, 2, 3, 4]);
+            let [k, v] = shape.cache(host.exec.device(), KvDType::Bf16, 1);
+            let (mut k, mut v) = (host.zeros("k", &k, DType::Bf16), host.zeros("v", &v, DType::Bf16));
+            let mut run = |host: &mut Host, positions: &Tensor| {
+                let heads = Heads { shape, norms: (&norm, &norm), eps: 1e-6, rope: &rope, positions, slots: &slots };
+                let mut q = host.zeros("q", &[tokens, shape.q_width()], DType::Bf16);
+                gated_qk_norm_rope_write_kv(&mut host.exec, &projected, &heads, &mut q, (&mut k, &mut v))
+                    .map(|()| (q.host::<bf16>().to_vec(), k.host::<bf16>().to_vec()))
+            };
+            let mut three = host.zeros("positions", &[tokens, 3], DType::U32);
+            let at = [[4, 4, 9], [4, 49, 0], [7, 7, 7], [0, 1, 2], [30, 20, 10]];
+            three.host_mut::<u32>().copy_from_slice(at.as_flattened());
+            let (q, _) = run(&mut host, &three).unwrap();
+            for (t, at) in at.iter().enumerate() {
+                for h in 0..2 {
+                    let query = &row[t * width + 2 * h * 128..][..128];
+                    let got = &q[(2 * t + h) * 128..][..128];
+                    close(got, &reference(query, &[1.5; 128], rotary_dim, at), 1.01 / 256.0, 1e-4);
+                }
+            }
+            let one = host.u32("positions", &[4, 9, 7, 0, 30]);
+            three.host_mut::<u32>().copy_from_slice([[4; 3], [9; 3], [7; 3], [0; 3], [30; 3]].as_flattened());
+            let equal = run(&mut host, &three).unwrap();
+            assert!(equal == run(&mut host, &one).unwrap(), "the bits of one position");
+            three.host_mut::<u32>()[7] = 50;
+            assert!(run(&mut host, &three).is_err());
         });
     }
 }

@@ -42,6 +42,7 @@ mod rope;
 mod sample;
 mod swiglu;
 mod uniform;
+pub mod vision;
 mod write_runs;
 
 pub use crate::batch::AttentionBatch;

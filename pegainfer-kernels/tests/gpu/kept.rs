@@ -15,14 +15,14 @@ pub fn run() -> bool {
     keep_gpus_open();
     let mut first = cuda::open(0, None).unwrap();
     first.attach(Marker(7));
-    let expected = product(&mut first);
+    let expected = gemm(&mut first);
     drop(first);
     let mut free = Vec::new();
     let good = (0..ROUNDS).all(|_| {
         // The second one is closed when both have gone, with its kernels; the context stays.
         let (mut kept, mut second) = (cuda::open(0, None).unwrap(), cuda::open(0, None).unwrap());
         let is_kept = kept.attached(|_| Marker(0)).0 == 7;
-        let agree = [&mut kept, &mut second].map(|exec| product(exec) == expected);
+        let agree = [&mut kept, &mut second].map(|exec| gemm(exec) == expected);
         free.push(kept.gpu().unwrap().info().unwrap().free);
         drop(kept);
         drop(second);
@@ -33,8 +33,8 @@ pub fn run() -> bool {
     good && lost < 4 << 20
 }
 
-/// A small product: a GEMM of a library after kernels of this crate.
-fn product(exec: &mut Exec) -> Vec<u8> {
+/// A small GEMM of a library, after kernels of this crate.
+fn gemm(exec: &mut Exec) -> Vec<u8> {
     let [mut x, mut w] =
         [("x", 300), ("w", 512)].map(|(name, rows)| exec.tensor(name, &[rows, 256], DType::Bf16).unwrap());
     for (seed, tensor) in (0..).zip([&mut x, &mut w]) {

@@ -9,6 +9,9 @@ mod fp8;
 mod gguf;
 #[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
 mod graphs;
+mod image_reference;
+mod image_support;
+mod images;
 mod invariance;
 mod kv_file;
 #[path = "../../../pegainfer-runtime/tests/family/lora.rs"]

@@ -77,6 +77,7 @@ impl StepEngine for InstantEngine {
             max_num_seqs: 1024,
             eos_token_ids: vec![],
             num_speculative_tokens: None,
+            image_token: None,
             unsupported: &[],
             max_loras: 0,
             hidden_size: 0,

@@ -221,6 +221,7 @@ impl StepEngine for MockEngine {
             max_num_seqs: self.max_num_seqs,
             eos_token_ids: vec![EOS, EOS_2],
             num_speculative_tokens: Some(2),
+            image_token: None,
             unsupported: &[],
             max_loras: 0,
             hidden_size: 3,

@@ -127,7 +127,7 @@ impl<K: KeptState> Tiers<K> {
     /// True if this work, behind what is queued, is faster than computing `tokens` tokens.
     fn is_worth(&mut self, work: Work, tokens: usize) -> bool {
         let queued = self.queued();
-        // The disk does not hold up what is on the host.
+        // What is on the host does not wait for the disk.
         let queued = if work.read == 0 { Work { read: 0, ..queued } } else { queued };
         let is_faster = self.rates.is_faster(work.plus(queued), tokens);
         if !is_faster {

@@ -200,5 +200,5 @@ fn last_block<'a>(table: &BlockTable, tokens: &'a [u32], end: usize) -> Option<T
     let at = (end / size).checked_sub(1)?;
     let name = *table.names().get(at)?;
     let parent = at.checked_sub(1).map(|before| table.names()[before]);
-    Some(TierBlock { name, parent, tokens: &tokens[at * size..][..size], root: Some(table.root()) })
+    Some(TierBlock { name, parent, tokens: tokens.get(at * size..(at + 1) * size)?, root: Some(table.root()) })
 }

@@ -78,9 +78,11 @@ impl<K: KeptState> Tiers<K> {
     }
 
     /// Stores the full blocks of a sequence that no slot has, from number `offered` on, which becomes the number of
-    /// all: now, or when earlier ones are stored, if they are still in the pool then. `tokens`: those of the sequence.
+    /// all: now, or when earlier ones are stored, if they are still in the pool then. `tokens`: those of the sequence,
+    /// or the first of them, if no later block is to be stored.
     pub fn offer(&mut self, table: &BlockTable, tokens: &[u32], offered: &mut usize) {
-        let (names, size, mut again) = (table.names(), self.pool.block_tokens(), Vec::new());
+        let (size, mut again) = (self.pool.block_tokens(), Vec::new());
+        let names = &table.names()[..table.names().len().min(tokens.len() / size)];
         if *offered >= names.len() {
             return;
         }

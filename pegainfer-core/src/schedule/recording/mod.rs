@@ -16,6 +16,7 @@ pub use replay::{ReplayError, Replayed, replay};
 
 use super::state::StateConfig;
 use crate::engine::GenerateRequest;
+use crate::images::{Image, ImageSpan};
 use crate::logits_processors::LogitsProcessors;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt::Debug;
@@ -100,6 +101,9 @@ pub struct QueuedRequest {
     /// Prompt token ids.
     #[serde(serialize_with = "write_ids", deserialize_with = "read_ids")]
     pub prompt: Arc<[u32]>,
+    /// Images of the prompt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<QueuedImage>,
     /// Maximum number of generated tokens.
     pub max_tokens: usize,
     /// Number of an earlier request with the same prompt.
@@ -132,6 +136,28 @@ pub struct QueuedRequest {
     /// Number of its adapter, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<NonZeroU32>,
+}
+
+/// An image of a prompt, without its pixels.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueuedImage {
+    /// Index of its first token.
+    pub start: usize,
+    /// Rows and columns of patches.
+    pub grid: (usize, usize),
+    /// Hash of the image.
+    pub hash: [u8; 32],
+}
+
+impl QueuedImage {
+    fn new(ImageSpan { start, image }: &ImageSpan) -> Self {
+        Self { start: *start, grid: image.grid(), hash: *image.hash() }
+    }
+
+    /// The image as a replay takes it.
+    fn span(&self) -> ImageSpan {
+        ImageSpan { start: self.start, image: Arc::new(Image::without_pixels(self.grid, self.hash)) }
+    }
 }
 
 /// One planned step, with the inputs of the plan that are not events of their own.
@@ -176,6 +202,7 @@ impl QueuedRequest {
         Self {
             id,
             prompt: request.prompt.clone(),
+            images: request.images.iter().map(QueuedImage::new).collect(),
             max_tokens: request.max_tokens,
             same_prompt_as: request.same_prompt_as.map(|id| id.0),
             stop_token_ids: request.stop_token_ids.clone(),

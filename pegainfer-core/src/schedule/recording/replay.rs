@@ -1,6 +1,6 @@
 //! Replays a recorded schedule.
 
-use super::{Commit, EngineSetup, Plan, QueuedRequest, ScheduleEvent};
+use super::{Commit, EngineSetup, Plan, QueuedImage, QueuedRequest, ScheduleEvent};
 use crate::adapter::{Adapter, AdapterId};
 use crate::engine::{GenerateRequest, RequestId};
 use crate::kv::BlockPool;
@@ -145,6 +145,7 @@ impl<S: SequenceState> Replay<S> {
         let request = GenerateRequest {
             same_prompt_as: queued.same_prompt_as.map(RequestId),
             engine: None,
+            images: queued.images.iter().map(QueuedImage::span).collect(),
             logits_processors: queued.needs_history.then(processors).flatten(),
             stop_token_ids: queued.stop_token_ids.clone(),
             ignore_eos: queued.ignore_eos,

@@ -40,6 +40,11 @@ pub(super) fn step_hash<R: Hash>(step: &Step<R>) -> u64 {
     [tokens, positions, slots, qo_indptr, kv_lens, &block_tables].hash(&mut hasher);
     step.state.hash(&mut hasher);
     step.adapters.hash(&mut hasher);
+    // Recordings without images keep their hashes.
+    if !step.rope_positions.is_empty() {
+        step.rope_positions.hash(&mut hasher);
+        step.images.iter().for_each(|part| (part.first, &part.rows, part.image.hash()).hash(&mut hasher));
+    }
     step.samples.iter().for_each(|sample| (sample.id, sample.token, sample.position).hash(&mut hasher));
     hasher.finish()
 }

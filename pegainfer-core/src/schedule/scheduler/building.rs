@@ -2,6 +2,7 @@
 
 use super::Scheduler;
 use super::chunk::Chunk;
+use crate::images;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
 use crate::schedule::step_executor::STEPS_IN_FLIGHT;
@@ -14,6 +15,7 @@ impl<S: SequenceState> Scheduler<S> {
         if chosen().next().is_none() {
             return Step::default();
         }
+        let has_images = chosen().any(|(i, _)| !self.running[i].request.images.is_empty());
         let mut step = self.spare_steps.pop().unwrap_or_default();
         step.clear();
         step.qo_indptr.push(0);
@@ -36,6 +38,11 @@ impl<S: SequenceState> Scheduler<S> {
             } else {
                 step.tokens.extend_from_slice(drafts);
                 step.positions.extend(with_drafts.start as u32..with_drafts.end as u32);
+            }
+            if has_images {
+                let spans = &seq.request.images;
+                step.rope_positions.extend(with_drafts.clone().map(|i| images::rope_position(spans, i)));
+                step.images.extend(images::parts(spans, range.clone(), first as usize));
             }
             seq.table.write_slots(with_drafts.clone(), &mut step.slots);
             step.qo_indptr.push(step.tokens.len() as u32);

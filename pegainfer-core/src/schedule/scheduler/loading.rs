@@ -64,7 +64,7 @@ impl<S: SequenceState> Scheduler<S> {
         }
         let wish = LoadWish {
             root: seq.table.root(),
-            tokens: &seq.tokens,
+            tokens: &seq.tokens[..seq.before_images()],
             spared: self.running.len(),
             ahead: self.running.iter().map(|seq| seq.remaining()).filter(|tokens| *tokens > 1).sum(),
             may_read: seq.loading == Loading::Unknown,

@@ -293,7 +293,7 @@ impl<S: SequenceState> Scheduler<S> {
             }
             let Some(seq) = self.waiting.get_mut(at) else { return };
             // Cached tokens have no prompt logprobs.
-            let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
+            let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.match_prefix() };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
             let fits = self.waiting.get(at).is_some_and(|seq| self.fits(seq));
             let Some(seq) = self.waiting.get_mut(at) else { return };
@@ -315,7 +315,7 @@ impl<S: SequenceState> Scheduler<S> {
             };
             let Some(mut seq) = self.waiting.remove(at) else { return };
             if let Some(tiers) = self.tiers.as_mut().filter(|_| cached > 0) {
-                tiers.resumed(&seq.table, &seq.tokens, cached);
+                tiers.resumed(&seq.table, &seq.tokens[..seq.before_images()], cached);
             }
             (seq.adapter_slot, seq.no_slot_since, seq.loading) = (slot, None, Loading::Unknown);
             self.turns.admitted(seq.request.priority, seq.turn);

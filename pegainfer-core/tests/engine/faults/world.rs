@@ -69,6 +69,7 @@ where
             max_num_seqs: 1 + rng.below(8),
             eos_token_ids: vec![EOS],
             num_speculative_tokens: None,
+            image_token: None,
             unsupported: &[],
             max_loras: 0,
             hidden_size: 0,

@@ -188,6 +188,7 @@ fn limits(sizes: &Sizes) -> EngineLimits {
         max_num_seqs: sizes.max_num_seqs,
         eos_token_ids: vec![9],
         num_speculative_tokens: None,
+        image_token: None,
         unsupported: &[],
         max_loras: 0,
         hidden_size: 0,

@@ -100,6 +100,7 @@ impl<K: Kind> World<K> {
             max_num_seqs: 1 + rng.below(12),
             eos_token_ids: vec![EOS],
             num_speculative_tokens: None,
+            image_token: None,
             unsupported: &[],
             // Half of the engines have no adapters.
             max_loras: if rng.chance(50) { 0 } else { 1 + rng.below(4) },

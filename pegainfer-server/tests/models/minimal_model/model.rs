@@ -131,6 +131,7 @@ impl Model for Minimal {
             fp8_weights: config.quantization.is_some(),
             drafts: false,
             draft_block: None,
+            image_token: None,
             max_default_tokens: usize::MAX,
         }
     }
