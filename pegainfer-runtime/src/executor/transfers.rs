@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes that the CPU copies between two steps.
 const BYTES_AT_ONCE: usize = 16 << 20;
-/// Bytes whose copies a GPU is given between two steps: 10 ms of its link, and after a longer step as many as the link
-/// copied meanwhile, at this number of bytes per second.
+/// Bytes whose copies a GPU is given between two steps: 10 ms of its link.
 const DEVICE_BYTES_AT_ONCE: usize = 512 << 20;
+/// Bytes per second of the link of a GPU: after a longer step, as many bytes are loaded, because requests wait for them.
 const LINK_RATE: f64 = 50e9;
 
 /// Transfers that are not done, oldest first.
@@ -35,7 +35,7 @@ pub(super) struct Transfers {
     slot_bytes: usize,
     /// True if a GPU copies, while the CPU does something else.
     on_device: bool,
-    /// When copies were last begun.
+    /// When loads were last begun.
     last: Option<Instant>,
 }
 
@@ -93,10 +93,12 @@ impl Transfers {
         self.disk = Some(Disk::new(blocks, states));
     }
 
-    /// Starts a transfer. A GPU begins at once, after the steps that were launched; returns transfers that failed.
+    /// Starts a transfer. A GPU begins with a load at once, after the steps that were launched; returns transfers that
+    /// failed.
     pub fn start<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>, transfer: Transfer) -> Vec<TransferDone> {
+        let is_urgent = self.on_device && transfer.direction == Direction::Load;
         self.queue.push_back(Progress::new(transfer));
-        if self.on_device { self.begin_some(ranks) } else { Vec::new() }
+        if is_urgent { self.begin_loads(ranks) } else { Vec::new() }
     }
 
     /// True if a GPU copies, or host memory for that is not ready.
@@ -116,47 +118,75 @@ impl Transfers {
             Some(disk) => disk.finished(limit, |kind, slot, bytes| write_slot(ranks, (kind, slot), bytes)),
             None => Vec::new(),
         };
+        if self.on_device {
+            done.extend(self.begin_loads(ranks));
+        }
         done.extend(self.begin_some(ranks));
         done.extend(finish_copies(ranks, &mut self.begun));
         done
     }
 
-    /// Number of blocks whose copies are begun at once.
-    fn at_once(&mut self) -> usize {
+    /// Begins with as many loads as a GPU copies in the time since this was last called, before all other copies: they
+    /// are of blocks that nobody else copies. Returns transfers that failed.
+    fn begin_loads<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>) -> Vec<TransferDone> {
         let since = self.last.replace(Instant::now()).map_or(Duration::ZERO, |last| last.elapsed());
-        let bytes = match self.on_device {
-            true => DEVICE_BYTES_AT_ONCE.max((since.as_secs_f64().min(1.0) * LINK_RATE) as usize),
-            false => BYTES_AT_ONCE,
-        };
-        (bytes / self.slot_bytes.max(1)).max(1)
+        let bytes = DEVICE_BYTES_AT_ONCE.max((since.as_secs_f64().min(1.0) * LINK_RATE) as usize);
+        let (mut left, mut done, mut later) = ((bytes / self.slot_bytes.max(1)).max(1), Vec::new(), VecDeque::new());
+        while let Some(progress) = self.queue.pop_front() {
+            if left > 0 && progress.transfer.direction == Direction::Load {
+                later.extend(self.begin_one(ranks, progress, &mut left, &mut done));
+            } else {
+                later.push_back(progress);
+            }
+        }
+        self.queue = later;
+        done
     }
 
-    /// Begins with as many copies as fit between two steps, and returns transfers that failed.
+    /// Begins with a transfer between device and host, and counts its blocks in `left`. Returns it if it has more.
+    fn begin_one<M: Model>(
+        &mut self,
+        ranks: &mut Ranks<Rank<M>>,
+        mut progress: Progress,
+        left: &mut usize,
+        done: &mut Vec<TransferDone>,
+    ) -> Option<Progress> {
+        let begun = progress.begun;
+        match begin_copies(ranks, &mut progress, *left) {
+            Ok(all) => {
+                *left = left.saturating_sub(progress.begun - begun);
+                if !all {
+                    return Some(progress);
+                }
+                self.begun.push(progress);
+            }
+            Err(error) => {
+                // The error above is the one to report; one of the driver comes again.
+                let _ = ranks.run(|rank| rank.give_up_copies(progress.transfer.id));
+                done.push(progress.failed(&error));
+            }
+        }
+        None
+    }
+
+    /// Begins with as many copies as fit between two steps, except loads of a GPU, and returns transfers that failed.
     fn begin_some<M: Model>(&mut self, ranks: &mut Ranks<Rank<M>>) -> Vec<TransferDone> {
-        let (mut disk, mut done, mut left) = (self.disk.take(), Vec::new(), self.at_once());
+        let at_once = if self.on_device { DEVICE_BYTES_AT_ONCE } else { BYTES_AT_ONCE };
+        let mut left = (at_once / self.slot_bytes.max(1)).max(1);
+        let (mut disk, mut done) = (self.disk.take(), Vec::new());
         let (mut later, mut is_full) = (VecDeque::new(), [false; 2]);
         while left > 0
             && let Some(mut progress) = self.queue.pop_front()
         {
-            let begun = progress.begun;
             match (progress.transfer.direction, &mut disk) {
-                (Direction::Store | Direction::Load, _) => match begin_copies(ranks, &mut progress, left) {
-                    Ok(all) => {
-                        left = left.saturating_sub(progress.begun - begun);
-                        if all {
-                            self.begun.push(progress)
-                        } else {
-                            later.push_back(progress)
-                        }
-                        continue;
-                    }
-                    Err(error) => {
-                        // The error above is the one to report; one of the driver comes again.
-                        let _ = ranks.run(|rank| rank.give_up_copies(progress.transfer.id));
-                        done.push(progress.failed(&error));
-                        continue;
-                    }
-                },
+                (Direction::Load, _) if self.on_device => {
+                    later.push_back(progress);
+                    continue;
+                }
+                (Direction::Store | Direction::Load, _) => {
+                    later.extend(self.begin_one(ranks, progress, &mut left, &mut done));
+                    continue;
+                }
                 // In order for each file, because they may be of one slot. Reads need not wait for them.
                 (Direction::Write | Direction::Erase, Some(_)) if is_full[file_of(&progress)] => {}
                 (Direction::Write | Direction::Read | Direction::Erase, Some(disk)) => {

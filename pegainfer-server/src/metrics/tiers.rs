@@ -93,7 +93,8 @@ impl Scrape<'_> {
                 series.add(origin, None, &ConstCounter::new(nanos(&engine.stats().tiers) as f64 / 1e9))?;
             }
         }
-        this.encode_disk(encoder)
+        this.encode_disk(encoder)?;
+        this.encode_states(encoder)
     }
 
     /// Encodes the metrics of engines with a file.

@@ -94,6 +94,7 @@ pub fn qwen35_4b() -> Qwen35Config {
         max_position_embeddings: 262_144,
         tie_word_embeddings: true,
         mtp: false,
+        vision: None,
         quantization: None,
         kv_dtype: ops::KvDType::Bf16,
         initializer_range: 0.02,
