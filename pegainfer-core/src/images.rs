@@ -40,7 +40,7 @@ impl Image {
         Some(Self { grid: (rows, columns), pixels, hash: *hasher.finalize().as_bytes() })
     }
 
-    /// An image of which only the shape and the hash are known, for replays of a schedule.
+    /// An image with its shape and hash but no pixels, for replays of a schedule.
     pub(crate) fn without_pixels(grid: (usize, usize), hash: [u8; 32]) -> Self {
         Self { grid, pixels: Box::default(), hash }
     }
@@ -141,7 +141,7 @@ pub fn rope_position(spans: &[ImageSpan], index: usize) -> [u32; 3] {
     [position as u32; 3]
 }
 
-/// The parts of images among the tokens `range` of a prompt, the first of which is token `first` of a step.
+/// The image rows that the tokens `range` of a prompt take. `range.start` is token `first` of the step.
 pub fn parts(spans: &[ImageSpan], range: Range<usize>, first: usize) -> impl Iterator<Item = StepImage> {
     spans.iter().filter_map(move |span| {
         let own = span.range();

@@ -56,8 +56,8 @@ pub struct RequestId(pub u64);
 pub struct GenerateRequest {
     /// Prompt token ids, at least one; choices of one prompt share them.
     pub prompt: Arc<[u32]>,
-    /// Images in the prompt, in its order: their rows replace the embeddings of their tokens, all of which have the id
-    /// [`EngineLimits::image_token`]. Usually none.
+    /// Images in the order of the prompt. Their rows replace the embeddings of their tokens, whose id is
+    /// [`EngineLimits::image_token`].
     pub images: Arc<[ImageSpan]>,
     /// An earlier request with the same prompt, images, salt and adapter. This one goes to the same engine, is admitted
     /// after that prompt is computed, and finds it in the prefix cache. Ignored once that request has ended.

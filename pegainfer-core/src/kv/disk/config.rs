@@ -21,7 +21,7 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// Maximum size of the file.
     pub bytes: u64,
-    /// What a slot holds, for messages: "block" or "state".
+    /// Contents of a slot, for messages: "block" or "state".
     pub item: &'static str,
     /// Bytes of a block's payload. Direct I/O needs a multiple of 4,096.
     pub slot_bytes: usize,
