@@ -3,7 +3,6 @@
 use crate::decode::Rgb8;
 use crate::error::ImageError;
 use crate::size::{FACTOR, PATCH};
-use ring::digest::{Context, SHA256};
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,7 +14,6 @@ pub struct Picture {
     pixels: Arc<[u8]>,
     width: u32,
     height: u32,
-    hash: [u8; 32],
 }
 
 impl Picture {
@@ -30,12 +28,7 @@ impl Picture {
         if !is_side(width) || !is_side(height) || bytes != pixels.len() as u128 {
             return Err(ImageError::Malformed { width, height, bytes: pixels.len() });
         }
-        let mut hash = Context::new(&SHA256);
-        hash.update(&pixels);
-        hash.update(&(height / PATCH).to_le_bytes());
-        hash.update(&(width / PATCH).to_le_bytes());
-        let hash = *hash.finish().as_ref().first_chunk().expect("SHA-256 has 32 bytes");
-        Ok(Self { pixels, width, height, hash })
+        Ok(Self { pixels, width, height })
     }
 
     /// Red, green and blue of each pixel, row by row: `3 * width * height` bytes.
@@ -62,13 +55,6 @@ impl Picture {
     pub fn tokens(&self) -> u32 {
         (self.height / FACTOR) * (self.width / FACTOR)
     }
-
-    /// SHA-256 of the pixels and of the grid's rows and columns (u32, little-endian).
-    ///
-    /// Equal pictures have equal hashes whatever their files. It names the picture in caches.
-    pub fn content_hash(&self) -> [u8; 32] {
-        self.hash
-    }
 }
 
 impl TryFrom<Rgb8> for Picture {
@@ -79,28 +65,24 @@ impl TryFrom<Rgb8> for Picture {
     }
 }
 
-/// Size and hash, without the pixels.
+/// Size, without the pixels.
 impl fmt::Debug for Picture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hash: String = self.hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-        write!(f, "Picture({} x {}, {hash})", self.width, self.height)
+        write!(f, "Picture({} x {})", self.width, self.height)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ring::digest::digest;
 
     #[test]
-    fn a_picture_has_a_grid_and_a_hash_of_both() {
+    fn a_picture_has_a_grid_of_patches() {
         let pixels: Vec<u8> = (0..64 * 96 * 3).map(|i| (i % 251) as u8).collect();
         let wide = Picture::new(pixels.clone(), 96, 64).unwrap();
         assert_eq!((wide.grid(), wide.tokens(), wide.width(), wide.height()), ((4, 6), 6, 96, 64));
-        let hashed = [&pixels[..], &[4, 0, 0, 0, 6, 0, 0, 0]].concat();
-        assert_eq!(wide.content_hash()[..], *digest(&SHA256, &hashed).as_ref());
         let tall = Picture::new(pixels.clone(), 64, 96).unwrap();
-        assert!(tall != wide && tall.content_hash() != wide.content_hash());
+        assert!(tall != wide);
         assert_eq!(wide, Picture::new(pixels, 96, 64).unwrap());
         assert!(format!("{wide:?}").len() < 50, "{wide:?}");
     }

@@ -6,7 +6,7 @@ use super::load_options::LoadOptions;
 use super::model::Model;
 use pegainfer_core::exec::Device;
 use pegainfer_core::kv::Naming;
-use pegainfer_core::kv::disk::{AlignedMemory, DiskConfig, DiskError, DiskStore, Opened, SlotHeader};
+use pegainfer_core::kv::disk::{AlignedMemory, DiskConfig, DiskError, DiskStore, Opened, SlotHeader, SlotKind};
 use pegainfer_core::kv::tiers::Tiers;
 use pegainfer_core::schedule::EngineCore;
 use std::fs::File;
@@ -93,7 +93,7 @@ impl KvFiles {
     ) -> Result<Self, LoadError> {
         let share = if state_bytes > 0 { bytes / 2 } else { *bytes };
         let open = |config: &DiskConfig| -> Result<KvFile, LoadError> {
-            let opened = DiskStore::open(config).map_err(|error| refusal(&error, config.item, state_bytes > 0))?;
+            let opened = DiskStore::open(config).map_err(|error| refusal(&error, config.kind, state_bytes > 0))?;
             log::info!("KV file {}: {}", config.path.display(), opened.1);
             Ok(opened)
         };
@@ -108,17 +108,18 @@ impl KvFiles {
         hasher.update(b"states").update(&fingerprint).update(&blocks.0.secret());
         let config = DiskConfig::new(&path, share, state_bytes, slot_tokens, *hasher.finalize().as_bytes());
         let queue = (STATE_JOBS_BYTES / state_bytes).clamp(MIN_STATE_JOBS, config.queue);
-        let states = open(&DiskConfig { item: "state", queue, ..config })?;
+        let states = open(&DiskConfig { kind: SlotKind::State, queue, ..config })?;
         Ok(Self { blocks, states: Some(states) })
     }
 }
 
 /// The error for a file that cannot be opened.
-fn refusal(error: &DiskError, item: &str, has_states: bool) -> LoadError {
+fn refusal(error: &DiskError, kind: SlotKind, has_states: bool) -> LoadError {
     LoadError::Option(match error {
         DiskError::TooSmall { needed, .. } if has_states => format!(
-            "--kv-disk: half of the size is for blocks and half for states, and one {item} takes {needed} bytes: \
+            "--kv-disk: half of the size is for blocks and half for states, and one {} takes {needed} bytes: \
              give at least {} bytes",
+            kind.name(),
             2 * needed
         ),
         error => format!("--kv-disk: {error}"),

@@ -5,9 +5,9 @@
 //! the other packs. A kernel that runs all layers of a step leaves no multiprocessor to others, so that packing waits
 //! for its end: staging memory holds what is copied meanwhile.
 
-use super::host_slots::SlotKind;
 use pegainfer_core::cuda::{CopyMark, HostWords, PinnedSlots, SlotBytes};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::disk::SlotKind;
 use pegainfer_core::kv::tiers::{BlockCopy, Checksum, Direction, TransferId};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{MAX_PACKED_ROWS, PackSegment, PackedRows, pack_rows, pack_segments, unpack_rows};

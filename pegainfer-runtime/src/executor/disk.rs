@@ -1,8 +1,7 @@
 //! Copies of KV blocks and states between host memory and files.
 
-use super::host_slots::SlotKind;
 use super::progress::Progress;
-use pegainfer_core::kv::disk::{AlignedMemory, DiskStore, Done};
+use pegainfer_core::kv::disk::{AlignedMemory, DiskStore, Done, SlotKind};
 use pegainfer_core::kv::tiers::{Direction, Transfer, TransferDone, TransferId};
 use std::collections::HashMap;
 use std::fmt;

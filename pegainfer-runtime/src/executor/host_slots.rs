@@ -3,14 +3,6 @@
 use pegainfer_core::kv::tiers::{BlockCopy, Checksum, Direction};
 use pegainfer_core::tensor::Tensor;
 
-/// What slots are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SlotKind {
-    Block,
-    /// State outside of KV blocks.
-    State,
-}
-
 /// Host memory with slots for rows of tensors: a row of each of them, one after the other.
 #[derive(Debug)]
 pub(super) struct HostSlots {

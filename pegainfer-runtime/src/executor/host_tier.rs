@@ -1,9 +1,10 @@
 //! Host memory of a rank for KV blocks and states, on every device.
 
 use super::device_copies::DeviceCopies;
-use super::host_slots::{HostSlots, SlotKind};
+use super::host_slots::HostSlots;
 use crate::model::KeptTensors;
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::disk::SlotKind;
 use pegainfer_core::kv::tiers::{BlockCopy, Direction, TransferId};
 use pegainfer_core::tensor::OpError;
 use std::collections::HashMap;

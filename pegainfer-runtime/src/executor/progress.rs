@@ -1,6 +1,6 @@
 //! How far a transfer is.
 
-use super::host_slots::SlotKind;
+use pegainfer_core::kv::disk::SlotKind;
 use pegainfer_core::kv::tiers::{BlockCopy, Transfer, TransferDone};
 use pegainfer_core::tensor::OpError;
 use std::time::{Duration, Instant};

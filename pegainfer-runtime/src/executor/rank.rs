@@ -255,7 +255,6 @@ impl<M: Model> Rank<M> {
 
 /// A rank without KV cache and state.
 pub(super) struct UncachedRank<M: Model> {
-    pub exec: Exec,
     shard: Shard,
     config: M::Config,
     weights: M::Weights,
@@ -266,6 +265,8 @@ pub(super) struct UncachedRank<M: Model> {
     draft_vocabulary: Option<DraftVocabulary>,
     padding: Option<VocabPadding>,
     others: Option<OtherRanks>,
+    /// Dropped last, as in [`Rank`].
+    pub exec: Exec,
 }
 
 impl<M: Model> UncachedRank<M> {

@@ -1,14 +1,14 @@
 //! Copies of KV blocks and states between the device, host memory and files.
 
 use super::disk::Disk;
-use super::host_slots::{SlotKind, slot_bytes};
+use super::host_slots::slot_bytes;
 use super::progress::Progress;
 use super::rank::Rank;
 use crate::load_error::LoadError;
 use crate::model::Model;
 use pegainfer_core::exec::Device;
 use pegainfer_core::host_memory;
-use pegainfer_core::kv::disk::{AlignedMemory, DiskStore};
+use pegainfer_core::kv::disk::{AlignedMemory, DiskStore, SlotKind};
 use pegainfer_core::kv::tiers::{Direction, Transfer, TransferDone};
 use pegainfer_core::parallel::Ranks;
 use pegainfer_core::tensor::OpError;

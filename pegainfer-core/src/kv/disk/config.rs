@@ -14,6 +14,25 @@ pub enum DiskBackend {
     Threads,
 }
 
+/// Contents of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotKind {
+    /// A KV block.
+    Block,
+    /// State outside of KV blocks.
+    State,
+}
+
+impl SlotKind {
+    /// Name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Block => "block",
+            Self::State => "state",
+        }
+    }
+}
+
 /// Configuration of a KV file.
 #[derive(Debug, Clone)]
 pub struct DiskConfig {
@@ -21,8 +40,8 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// Maximum size of the file.
     pub bytes: u64,
-    /// Contents of a slot, for messages: "block" or "state".
-    pub item: &'static str,
+    /// Contents of its slots.
+    pub kind: SlotKind,
     /// Bytes of a block's payload. Direct I/O needs a multiple of 4,096.
     pub slot_bytes: usize,
     /// Maximum number of tokens of a block; up to 1,007.
@@ -51,7 +70,7 @@ impl DiskConfig {
         Self {
             path: path.to_owned(),
             bytes,
-            item: "block",
+            kind: SlotKind::Block,
             slot_bytes,
             slot_tokens,
             fingerprint,

@@ -35,7 +35,7 @@ mod store;
 mod tests;
 mod threads;
 
-pub use config::{DiskBackend, DiskConfig};
+pub use config::{DiskBackend, DiskConfig, SlotKind};
 pub use contents::{Found, Reset};
 pub use error::{DiskError, DiskFailure};
 pub use format::SlotHeader;

@@ -1,5 +1,6 @@
 //! Report of opening a KV file.
 
+use super::config::SlotKind;
 use super::contents::{Found, Reset};
 use std::fmt;
 use std::time::Duration;
@@ -9,8 +10,8 @@ use std::time::Duration;
 pub struct Opened {
     /// Blocks that an earlier run saved, oldest first; no two have the same name. Payloads are not checked yet.
     pub found: Vec<Found>,
-    /// What a slot holds: "block" or "state".
-    pub item: &'static str,
+    /// Contents of its slots.
+    pub kind: SlotKind,
     /// Number of slots of the file.
     pub slots: u32,
     /// Number of slots that were ignored because their header is damaged.
@@ -31,11 +32,11 @@ pub struct Opened {
 
 impl fmt::Display for Opened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} slots hold a {}", self.found.len(), self.slots, self.item)?;
+        write!(f, "{} of {} slots hold a {}", self.found.len(), self.slots, self.kind.name())?;
         match &self.reset {
             None => {}
             // It knows the file of the blocks before its states, and that knows the model.
-            Some(Reset::OtherModel) if self.item == "state" => {
+            Some(Reset::OtherModel) if self.kind == SlotKind::State => {
                 f.write_str("; earlier contents are ignored: it belonged to another KV file")?;
             }
             Some(reset) => write!(f, "; earlier contents are ignored: {reset}")?,

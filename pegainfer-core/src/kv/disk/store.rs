@@ -65,7 +65,7 @@ impl<M: SlotMemory> DiskStore<M> {
         let backend = backend::start(config, Arc::new(files), geometry)?;
         let opened = Opened {
             found: contents.found,
-            item: config.item,
+            kind: config.kind,
             slots: geometry.slots,
             damaged: contents.damaged,
             missing: contents.missing,

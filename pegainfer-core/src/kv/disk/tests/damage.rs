@@ -141,7 +141,7 @@ fn files_of_others_are_left_alone() {
 #[test]
 fn a_file_of_states_says_so() {
     let dir = TempDir::new("disk");
-    let config = DiskConfig { item: "state", ..full_file(&dir) };
+    let config = DiskConfig { kind: SlotKind::State, ..full_file(&dir) };
     let (store, opened) = open(&config);
     assert!(opened.to_string().contains("slots hold a state") && opened.reset.is_none(), "{opened}");
     drop(store);
