@@ -13,6 +13,8 @@ const PATCH: usize = 16;
 const MERGE: usize = 2;
 /// Largest number of patches of a side.
 const MAX_SIDE: usize = 4096;
+/// Largest number of tokens of an image; what encodes images has memory for these.
+pub const MAX_TOKENS: usize = 4096;
 
 /// Bit of a key that stands for a token of an image. No vocabulary has ids with this bit.
 pub const IMAGE_KEY: u32 = 1 << 31;
@@ -21,17 +23,22 @@ pub const IMAGE_KEY: u32 = 1 << 31;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Image {
     grid: (usize, usize),
-    pixels: Box<[u8]>,
+    pixels: Arc<[u8]>,
     hash: [u8; 32],
 }
 
 impl Image {
     /// An image of `rows` and `columns` patches of 16 x 16 pixels, both even and at most 4096, from its RGB bytes, rows
-    /// of pixels from top to bottom. `None` if the bytes are not those of such an image.
-    pub fn new((rows, columns): (usize, usize), pixels: impl Into<Box<[u8]>>) -> Option<Self> {
+    /// of pixels from top to bottom. `None` if the bytes are not those of such an image, or for more than [`MAX_TOKENS`]
+    /// tokens.
+    pub fn new((rows, columns): (usize, usize), pixels: impl Into<Arc<[u8]>>) -> Option<Self> {
         let (fits, pixels) =
             (|side: usize| (1..=MAX_SIDE).contains(&side) && side.is_multiple_of(MERGE), pixels.into());
-        if !fits(rows) || !fits(columns) || pixels.len() != rows * columns * PATCH * PATCH * 3 {
+        if !fits(rows)
+            || !fits(columns)
+            || rows * columns > MAX_TOKENS * MERGE * MERGE
+            || pixels.len() != rows * columns * PATCH * PATCH * 3
+        {
             return None;
         }
         let mut hasher = blake3::Hasher::new();
@@ -42,7 +49,7 @@ impl Image {
 
     /// An image with its shape and hash but no pixels, for replays of a schedule.
     pub(crate) fn without_pixels(grid: (usize, usize), hash: [u8; 32]) -> Self {
-        Self { grid, pixels: Box::default(), hash }
+        Self { grid, pixels: Arc::default(), hash }
     }
 
     /// Rows and columns of patches.

@@ -2,6 +2,7 @@
 //! executor, and the engine that joins both.
 
 mod adapter_slots;
+mod encoding;
 mod engine_core;
 mod graphs;
 mod loading;
@@ -21,6 +22,7 @@ mod step_executor;
 mod step_timing;
 mod turns;
 
+pub use encoding::EncodePart;
 pub use engine_core::{EngineCore, TokenBudget};
 pub use graphs::{GRAPH_SIZES, Graphs, Launches};
 pub use scheduler::{Scheduler, SchedulerConfig};

@@ -33,6 +33,7 @@ mod shares;
 mod yielding;
 
 use super::adapter_slots::AdapterSlots;
+use super::encoding::Encoding;
 use super::sequence::Sequence;
 use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
@@ -79,6 +80,8 @@ pub struct Scheduler<S: SequenceState = ()> {
     yielding: Yielding,
     /// Slots of the device for adapters.
     adapters: AdapterSlots,
+    /// Images that are encoded ahead of their tokens.
+    encoding: Encoding,
     /// Copies of blocks outside the device, if there are any.
     tiers: Option<Tiers<S::Kept>>,
     /// True if a request has had a grammar since the scheduler was last empty. Otherwise no step checks masks.
@@ -122,6 +125,7 @@ impl<S: SequenceState> Scheduler<S> {
             turns,
             yielding: Yielding::default(),
             adapters,
+            encoding: Encoding::default(),
             tiers: None,
             grammars: false,
             masks: Arc::default(),

@@ -1,5 +1,6 @@
 //! The work of one step, as the scheduler hands it to the executor.
 
+use super::encoding::EncodePart;
 use super::step_adapters::StepAdapters;
 use crate::engine::{RequestId, TokenLogprobs};
 use crate::images::StepImage;
@@ -29,6 +30,8 @@ pub struct Step<R = ()> {
     pub rope_positions: Vec<[u32; 3]>,
     /// Rows of images that replace embeddings, in the order of the tokens.
     pub images: Vec<StepImage>,
+    /// Part of an image that a later step needs, to be encoded before the tokens of this one.
+    pub encode: Option<EncodePart>,
     /// Destination of each input token's K and V, `block * block_tokens + row` or [`NO_SLOT`], `[T]`.
     pub slots: Vec<u32>,
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, `[B + 1]`.
@@ -179,6 +182,7 @@ impl<R: Clone + Default> Step<R> {
         }
         self.rope_positions.clear();
         self.images.clear();
+        self.encode = None;
         block_tables.clear();
         rows.clear();
         samples.clear();

@@ -1,5 +1,6 @@
 //! A hash of a whole step.
 
+use super::super::encoding::EncodePart;
 use super::super::step::Step;
 use crate::kv::BlockIds;
 use crate::rng;
@@ -44,6 +45,9 @@ pub(super) fn step_hash<R: Hash>(step: &Step<R>) -> u64 {
     if !step.rope_positions.is_empty() {
         step.rope_positions.hash(&mut hasher);
         step.images.iter().for_each(|part| (part.first, &part.rows, part.image.hash()).hash(&mut hasher));
+    }
+    if let Some(EncodePart { image, part, parts }) = &step.encode {
+        (image.hash(), part, parts).hash(&mut hasher);
     }
     step.samples.iter().for_each(|sample| (sample.id, sample.token, sample.position).hash(&mut hasher));
     hasher.finish()

@@ -18,6 +18,7 @@ impl<S: SequenceState> Scheduler<S> {
         let has_images = chosen().any(|(i, _)| !self.running[i].request.images.is_empty());
         let mut step = self.spare_steps.pop().unwrap_or_default();
         step.clear();
+        step.encode = self.encoding.take_part();
         step.qo_indptr.push(0);
         for (i, Chunk { tokens, drafts, model_drafts, .. }) in chosen() {
             let seq = &mut self.running[i];

@@ -4,6 +4,7 @@ use super::adapters::take_slot;
 use super::chunk::Chunk;
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, RequestId, TokenEvent};
+use crate::schedule::encoding::Encoding;
 use crate::schedule::loading::Loading;
 use crate::schedule::policy::{MIN_DELAYED_PROMPTS, PendingWork, token_budget};
 use crate::schedule::sequence::Sequence;
@@ -26,11 +27,13 @@ impl StepPlan {
     /// Next chunk of `seq`, which has `remaining` tokens to compute: number of tokens, and position of its end.
     fn chunk<S: SequenceState>(
         &self,
-        state: &S,
+        (state, encoding): (&S, &mut Encoding),
         (seq, remaining): (&Sequence<S::Slot>, usize),
         sample_slots: usize,
     ) -> (usize, usize) {
-        let tokens = seq.chunk(remaining.min(self.tokens), sample_slots);
+        let wanted = seq.planned + remaining.min(self.tokens);
+        let tokens = encoding.ready(&seq.request.images, seq.planned..wanted) - seq.planned;
+        let tokens = seq.chunk(tokens, sample_slots);
         let end = if tokens == 0 { seq.planned } else { state.chunk_end(seq.planned, seq.planned + tokens) };
         (end - seq.planned, end)
     }
@@ -112,12 +115,19 @@ impl<S: SequenceState> Scheduler<S> {
         let tokens = token_budget(&self.config, self.pending_work(&chunks));
         let mut plan = StepPlan { tokens, sample_slots: self.config.max_num_seqs - self.running.len(), chunks };
         let preemptions = self.stats.preemptions;
+        self.encoding.begin(false);
         for decoding in [true, false] {
+            if !decoding {
+                self.encoding.begin(plan.chunks.iter().any(|chunk| chunk.tokens > 0));
+            }
             let mut i = 0;
             while i < self.running.len() && plan.tokens > 0 {
                 let Chunk { remaining, decoding: decodes, tokens, .. } = plan.chunks[i];
                 if remaining > 0 && decodes == decoding && tokens == 0 {
-                    let (tokens, end) = plan.chunk(&self.state, (&self.running[i], remaining), plan.sample_slots);
+                    let (tokens, end) = {
+                        let (seq, work) = (&self.running[i], (&self.state, &mut self.encoding));
+                        plan.chunk(work, (seq, remaining), plan.sample_slots)
+                    };
                     match self.reserve(i, end, &mut plan) {
                         Reservation::Made => {
                             plan.chunks[i].tokens = tokens;
@@ -303,7 +313,8 @@ impl<S: SequenceState> Scheduler<S> {
                 return;
             }
             seq.planned = cached;
-            let (tokens, end) = plan.chunk(&self.state, (seq, seq.remaining()), plan.sample_slots - 1);
+            let (tokens, end) =
+                plan.chunk((&self.state, &mut self.encoding), (seq, seq.remaining()), plan.sample_slots - 1);
             let reserved = self.state.reserve(&mut seq.slot, seq.prompt_len, cached..end);
             if reserved.is_err() || seq.table.grow(end).is_err() {
                 seq.release();
