@@ -28,6 +28,7 @@ mod moe;
 mod operands;
 mod sampling;
 mod variant;
+mod vision;
 mod ways;
 
 pub use case::Case;
@@ -65,6 +66,7 @@ const FAMILIES: &[Family] = &[
     lora::FAMILY,
     sampling::FAMILY,
     moe::FAMILY,
+    vision::FAMILY,
     #[cfg(feature = "deepseek-v4")]
     deepseek_v4::FAMILY,
     #[cfg(feature = "deepseek-v4")]

@@ -79,11 +79,19 @@ pub struct Heads<'a> {
     pub eps: f32,
     /// Angles, see [`rope_table`](crate::ops::rope_table()).
     pub rope: &'a Tensor,
-    /// Places of the tokens in their sequences, `[tokens]` u32.
+    /// Rows of `rope`, `[tokens]` u32: places of the tokens in their sequences, unless images before them move these;
+    /// with gates also `[tokens, 3]`, time, row and column.
     pub positions: &'a Tensor,
     /// Slots of the tokens in the cache, `[tokens]` u32, each at most once, or `NO_SLOT` for a token whose key and
     /// value are not written.
     pub slots: &'a Tensor,
+}
+
+impl Heads<'_> {
+    /// Positions of a token: 1 or 3.
+    pub fn axes(&self) -> usize {
+        if self.positions.shape().len() == 1 { 1 } else { 3 }
+    }
 }
 
 /// Variant of [`Heads`] for a model without QK norm.

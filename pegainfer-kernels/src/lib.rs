@@ -22,6 +22,7 @@ mod packed_counts;
 mod packed_logits_updates;
 mod packed_rows;
 pub mod parallel;
+mod patches;
 mod rotary;
 pub mod sources;
 #[cfg(test)]

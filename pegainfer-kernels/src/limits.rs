@@ -364,6 +364,35 @@ limits! {
         /// Maximum number of threads of a block.
         MAX_THREADS: int = 1024;
     }
+    /// The rows of a vision tower.
+    vision {
+        /// Pixels of a side of a patch.
+        PATCH: uint = 16;
+        /// Values of a patch: three colours.
+        PATCH_VALUES: uint = 3 * PATCH * PATCH;
+        /// Copies of a patch's values, for the parts of a weight.
+        COPIES: uint = 3;
+        /// Threads of a block.
+        THREADS: int = 256;
+        /// Maximum number of threads of a block of layer norm.
+        NORM_THREADS: int = 512;
+        /// Vectors of 8 elements of a thread of layer norm.
+        NORM_VECTORS: int = 2;
+    }
+    /// Attention of a vision tower.
+    vision_attention {
+        /// Queries of a block.
+        ROWS: uint = 128;
+        /// Keys of a tile.
+        TOKENS: uint = 64;
+        /// Largest bytes of tiles in shared memory: heads of 128, rows of 17 vectors.
+        SHARED_BYTES: uint = (ROWS + 2 * TOKENS) * 17 * 16;
+    }
+    /// Attention of a vision tower on Hopper.
+    vision_attention_wgmma {
+        /// Threads of a block that packs keys and values.
+        THREADS: uint = 256;
+    }
     /// QK norm, rotation and KV write.
     qkv {
         /// Maximum number of threads of a block.
@@ -509,6 +538,8 @@ limits! {
         SHARED_BYTES: uint = (STAGES * (ROWS + WEIGHTS) + WARPS * 2 * STORE_ROWS) * BOX * 2 + STAGES * 16;
         /// Number of parts in which SwiGLU is computed.
         SWIGLU_PARTS: int = 8;
+        /// Number of parts in which a tile with a bias is finished.
+        BIAS_PARTS: int = 8;
     }
     /// Skinny GEMM by mma.sync.
     gemv_splitk {

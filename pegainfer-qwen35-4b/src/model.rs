@@ -7,7 +7,7 @@ use crate::plan::{self, Segment, Step};
 use crate::state::{self, LayerState};
 use crate::weights::{self, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -55,12 +55,6 @@ impl Model for Qwen35 {
         }
     }
 
-    fn adapt(config: &mut Config, device: Device) {
-        if device == Device::Cuda && config.vision.take().is_some() {
-            log::info!("the vision tower runs on the CPU only: on a GPU the model reads no images");
-        }
-    }
-
     fn skipped(name: &str) -> Option<&'static str> {
         weights::skipped(name)
     }
@@ -104,11 +98,16 @@ impl Model for Qwen35 {
         let words: Vec<u32> = step.state.iter().flat_map(Segment::words).collect();
         exec.fill_rows(&mut work.segments, &words)?;
         work.set_rows(step.tokens.len());
-        match (&mut work.images, &weights.vision) {
-            _ if step.images.is_empty() => Ok(()),
-            (Some(images), Some(weights)) => images.prepare(exec, weights, &step.images),
-            _ => Err(OpError { op: "vision", message: "the vision tower is not loaded".to_owned() }),
+        if step.images.is_empty() && step.encode.is_none() {
+            return Ok(());
         }
+        let (Some(images), Some(weights)) = (&mut work.images, &weights.vision) else {
+            return Err(OpError { op: "vision", message: "the vision tower is not loaded".to_owned() });
+        };
+        if let Some(part) = &step.encode {
+            images.encode_part(exec, weights, part)?;
+        }
+        if step.images.is_empty() { Ok(()) } else { images.prepare(exec, weights, &step.images) }
     }
 
     fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {

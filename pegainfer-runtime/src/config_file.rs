@@ -98,7 +98,7 @@ pub struct Overrides {
     /// True if the layers that draft are loaded (multi-token prediction). Set by [`load`](super::load()) from
     /// `--speculative-config`.
     pub mtp: bool,
-    /// True if the image encoder of a model that has one is loaded. The model then reads images, on a CPU.
+    /// True if the image encoder of a model that has one is loaded. The model then reads images.
     pub images: bool,
 }
 

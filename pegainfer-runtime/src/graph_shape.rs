@@ -106,13 +106,17 @@ impl GraphBounds {
         }
     }
 
-    /// Key of the graph of a pass of this kind over `step`, among `graphs`; `None` if it runs launch by launch.
+    /// Key of the graph of a pass of this kind over `step`, among `graphs`; `None` if it runs launch by launch, as a step
+    /// with rows of images does.
     pub fn key<R: Clone + Default>(
         &self,
         graphs: &Graphs<GraphKey>,
         kind: PassKind,
         step: &Step<R>,
     ) -> Option<GraphKey> {
+        if !step.images.is_empty() {
+            return None;
+        }
         let kind = match kind {
             // A row has one token in both.
             PassKind::Drafts { .. } if self.row_tokens.is_none() => PassKind::Drafts { again: false },

@@ -51,10 +51,7 @@ pub fn load<M: Model>(
     options: &LoadOptions<M::Options>,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded<M>, LoadError> {
-    let mut config = M::load_config_for(options)?;
-    if let Some(exec) = execs.first() {
-        M::adapt(&mut config, exec.device());
-    }
+    let config = M::load_config_for(options)?;
     let info = M::info(&config);
     check_eos(&info)?;
     tiers::check(options)?;

@@ -12,7 +12,7 @@ use super::model_info::ModelInfo;
 use super::pass_kind::PassKind;
 use super::projection_source::LayerSources;
 use super::tensor_hash::hash_rows;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::{Communicator, Shard};
 use pegainfer_core::schedule::{SampleRow, SequenceState, Step};
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -71,9 +71,6 @@ pub trait Model: Debug + Sized + Send + 'static {
             _ => Err(format!("{} runs on one device", Self::NAME)),
         }
     }
-
-    /// Leaves out of the configuration what a device does not run, before anything is loaded. Default: nothing.
-    fn adapt(_config: &mut Self::Config, _device: Device) {}
 
     /// Purpose of tensors that the engine skips, such as "the image encoder"; `None` for tensors that should be loaded.
     fn skipped(_name: &str) -> Option<&'static str> {

@@ -22,7 +22,7 @@ use super::error::WeightsError;
 use super::stored::Stored;
 use crate::cuda::Target;
 use crate::exec::{Device, Exec};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 use half::bf16;
 use part_reader::{Check, PartReader};
 use rayon::prelude::*;
@@ -152,18 +152,18 @@ impl<'a> Loader<'a> {
         self.load(title, parts, Some(columns.into()))
     }
 
-    /// Loads a small f32 tensor of shape `to`, which `convert` computes from a checkpoint tensor of shape `from`,
-    /// stored as bf16, f16 or f32. With dummy weights, all of its values are `dummy`.
-    pub fn converted(
+    /// Loads a small tensor of shape `to`, which `convert` computes from a checkpoint tensor of shape `from`, stored as
+    /// bf16, f16 or f32. With dummy weights, all values of that are `dummy`.
+    pub fn converted<T: Element>(
         &mut self,
         name: String,
         from: &[usize],
         dummy: f32,
         to: &[usize],
-        convert: impl FnOnce(Vec<f32>) -> Vec<f32>,
+        convert: impl FnOnce(Vec<f32>) -> Vec<T>,
     ) -> Result<Tensor, WeightsError> {
         self.used.insert(name.clone());
-        let mut tensor = self.allocate(&name, to, DType::F32)?;
+        let mut tensor = self.allocate(&name, to, T::DTYPE)?;
         if self.exec.device() == Device::Meta {
             return Ok(tensor);
         }
@@ -173,7 +173,7 @@ impl<'a> Loader<'a> {
         });
         let elements = tensor.elements();
         assert_eq!(values.len(), elements, "{name}");
-        let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&values[first..][..out.len()]);
+        let copy = |first: usize, out: &mut [T]| out.copy_from_slice(&values[first..][..out.len()]);
         self.exec.write(&mut tensor, 0..elements, copy)?;
         (self.progress)(tensor.bytes());
         Ok(tensor)

@@ -31,7 +31,8 @@ struct Ungated {
 };
 
 // `Source` says where the queries come from, and whether new keys and values come with them (kFused):
-//   Early<D> early<D>(newest)               loads what no kernel of the step writes, for the token at position `newest`
+//   Early<D> early<D>(pair, newest)         loads what no kernel of the step writes, for the pair's token, whose place
+//                                           in its sequence is `newest`
 //   bool fresh(pair)                        whether the row's newest token is not in the cache yet
 //   stage(shared, pair, fresh, early)       puts queries, and with `fresh` the new key and value, into shared memory
 //   bool overlaps_prefill()                 whether this kernel runs together with the one before it, prefill
@@ -92,7 +93,7 @@ __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, con
     // running max together.
     for (uint32_t i = pair.columns * (D / 8) + threadIdx.x; i < N * D; i += 32 * kDecodeWarps)
         *reinterpret_cast<uint4 *>(shared.q + query_vector<N>(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
-    typename Source::template Early<D> early = source.template early<D>(newest);
+    typename Source::template Early<D> early = source.template early<D>(pair, newest);
     // Overlapped with prefill, the kernel that wrote what comes now is complete already, and the end waits instead.
     if (!source.overlaps_prefill()) wait_for_predecessor();
     for (; n < S && n < ring.count * kStages; ++n) ring.fetch(n);

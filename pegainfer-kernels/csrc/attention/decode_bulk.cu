@@ -19,7 +19,7 @@ struct Queries {
     static constexpr bool kFused = false;
     __device__ bool overlaps_prefill() const { return overlapped; }
     template <int D> struct Early {};
-    template <int D> __device__ Early<D> early(uint32_t) const { return {}; }
+    template <int D> __device__ Early<D> early(const Pair &, uint32_t) const { return {}; }
     __device__ bool fresh(const Pair &) const { return false; }
     template <int D, int P> __device__ Ungated gates(const Pair &, uint32_t, uint32_t) const { return {}; }
 
@@ -49,7 +49,7 @@ struct Projection {
     template <int D> struct Early {
         Pairs<D> q_norm, k_norm, angles;
     };
-    template <int D> __device__ Early<D> early(uint32_t newest) const {
+    template <int D> __device__ Early<D> early(const Pair &, uint32_t newest) const {
         if (newest >= positions) __trap();
         return {load_pairs<D>(q_norm), load_pairs<D>(k_norm), load_pairs<D>(rope + size_t(newest) * D)};
     }

@@ -21,9 +21,10 @@ template <int P> struct Gates {
 // projected: [tokens, (2 heads + 2 kv_heads) * D].
 struct GatedProjection {
     const bf16 *projected;
-    const float *q_norm, *k_norm; // [D]
-    const float *rope;            // [positions, rotary]: cosines, then sines
-    const uint32_t *slots;        // [tokens]: kNoSlot for a token that is in the cache already
+    const float *q_norm, *k_norm;   // [D]
+    const float *rope;              // [positions, rotary]: cosines, then sines
+    const uint32_t *rope_positions; // [tokens]: of rotary embeddings, which images before a token move
+    const uint32_t *slots;          // [tokens]: kNoSlot for a token that is in the cache already
     uint32_t positions, rotary;
     float eps;
 #if __CUDA_ARCH__ >= 900
@@ -32,11 +33,11 @@ struct GatedProjection {
     template <int D> struct Early {
         Factors q, k;
     };
-    template <int D> __device__ Early<D> early(uint32_t newest) const {
+    template <int D> __device__ Early<D> early(const Pair &pair, uint32_t) const {
         static_assert(D == 256, "a head is one vector for each lane of a warp");
-        if (newest >= positions) __trap();
-        uint32_t lane = threadIdx.x % 32;
-        const float *angles = rope + size_t(newest) * rotary;
+        uint32_t lane = threadIdx.x % 32, position = rope_positions[pair.token0];
+        if (position >= positions) __trap();
+        const Angles angles = {rope + size_t(position) * rotary};
         return {load_factors(q_norm, angles, lane, rotary), load_factors(k_norm, angles, lane, rotary)};
     }
     __device__ bool fresh(const Pair &pair) const { return slots[pair.token0] != kNoSlot; }
@@ -86,21 +87,22 @@ struct GatedProjection {
 // stops the kernel.
 #define GATED_DECODE(SUFFIX, T, D, S)                                                                                  \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void gated_decode##SUFFIX##_##D##_##S(                  \
-        const bf16 *projected,     /* [tokens, (2 heads + 2 kv_heads) * D], csrc/attention/gated_head.cuh */           \
-        const float *q_norm,       /* [D] */                                                                           \
-        const float *k_norm,       /* [D] */                                                                           \
-        const float *rope,         /* [positions, rotary]: cosines, then sines */                                      \
-        const uint32_t *slots,     /* [tokens], or kNoSlot */                                                          \
-        T *k, T *v,                /* csrc/attention/kv_cache.cuh; the new token is written */                         \
-        BATCH_POINTERS, void *out, /* [tokens, heads * D], csrc/common/activation.cuh */                               \
+        const bf16 *projected,          /* [tokens, (2 heads + 2 kv_heads) * D], csrc/attention/gated_head.cuh */      \
+        const float *q_norm,            /* [D] */                                                                      \
+        const float *k_norm,            /* [D] */                                                                      \
+        const float *rope,              /* [positions, rotary]: cosines, then sines */                                 \
+        const uint32_t *rope_positions, /* [tokens] */                                                                 \
+        const uint32_t *slots,          /* [tokens], or kNoSlot */                                                     \
+        T *k, T *v,                     /* csrc/attention/kv_cache.cuh; the new token is written */                    \
+        BATCH_POINTERS, void *out,      /* [tokens, heads * D], csrc/common/activation.cuh */                          \
         uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions,      \
         uint32_t rotary, float eps, float scale, /* of the scores, with log2(e) */                                     \
         float *partials,                         /* [kv_heads, gridDim.x, 8, D + 4] */                                 \
         uint32_t *arrived) {                     /* [kv_heads, gridDim.x], zero between launches */                    \
-        DECODE_BODY(                                                                                                   \
-            (decode<D, 1, S, T>(GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v, \
-                                {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived},     \
-                                {out, padded, heads * D}, heads, scale)))                                              \
+        DECODE_BODY((decode<D, 1, S, T>(                                                                               \
+            GatedProjection{projected, q_norm, k_norm, rope, rope_positions, slots, positions, rotary, eps}, k, v,     \
+            {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived},                         \
+            {out, padded, heads * D}, heads, scale)))                                                                  \
     }
 GATED_DECODE(, bf16, 256, 3)
 GATED_DECODE(, bf16, 256, 4)

@@ -20,14 +20,30 @@ struct Factors {
     Vec8 own, other;
 };
 
-// `angles`: cosines, then sines, of `rotary` elements, a multiple of 32.
-__device__ __forceinline__ Factors load_factors(const float *weight, const float *angles, uint32_t lane,
-                                                uint32_t rotary) {
-    uint32_t d = 8 * lane, half = rotary / 2;
+// Angles of a token with one position.
+struct Angles {
+    const float *row; // of the table: cosines, then sines, of `rotary` elements, a multiple of 32
+    __device__ __forceinline__ Vec8 load(uint32_t, uint32_t at) const { return load8(row + at); }
+};
+
+// Angles of a token with three, time, row and column, which the frequencies take one after the other (M-RoPE).
+struct GridAngles {
+    const float *rows[3];
+    __device__ __forceinline__ Vec8 load(uint32_t frequency, uint32_t at) const {
+        Vec8 out;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) out.x[j] = rows[(frequency + j) % 3][at + j];
+        return out;
+    }
+};
+
+template <typename A>
+__device__ __forceinline__ Factors load_factors(const float *weight, const A &angles, uint32_t lane, uint32_t rotary) {
+    uint32_t d = 8 * lane, half = rotary / 2, frequency = d % half;
     Factors out = {load8(weight + d), {}};
     if (d >= rotary) return out;
     Vec8 other = load8(weight + 8 * rotates_with(lane, rotary));
-    Vec8 cosine = load8(angles + d % half), sine = load8(angles + half + d % half);
+    Vec8 cosine = angles.load(frequency, frequency), sine = angles.load(frequency, half + frequency);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         out.own.x[j] *= cosine.x[j];

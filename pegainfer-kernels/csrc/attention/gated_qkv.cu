@@ -11,21 +11,22 @@
 
 using namespace limits::gated_qkv;
 
-// `lanes` of a head: the next power of two from head_dim / 8. A bad slot or position stops the kernel.
-template <typename T>
+// `lanes` of a head: the next power of two from head_dim / 8. A bad slot or position stops the kernel. Grid: three
+// positions of a token.
+template <bool Grid, typename T>
 __device__ __forceinline__ void rotate_write_kv(
     const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2 kv_heads) * head_dim]
     const float *__restrict__ q_norm,       // [head_dim]
     const float *__restrict__ k_norm,       // [head_dim]
     const float *__restrict__ rope,         // [positions, rotary]: cosines, then sines
-    const uint32_t *__restrict__ positions, // [tokens]
+    const uint32_t *__restrict__ positions, // [tokens], or [tokens, 3]: time, row, column
     const uint32_t *__restrict__ slots,     // [tokens]
     bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
     T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
     uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary, uint32_t max_position, uint32_t max_slot,
     float eps, uint32_t lanes) {
     start_after_predecessor();
-    uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, position = positions[token], slot = slots[token];
+    uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, slot = slots[token];
     uint32_t lane = threadIdx.x % lanes, at_once = blockDim.x / lanes, other = rotates_with(lane, rotary);
     bool inside = 8 * lane < head_dim;
     uint32_t vector = inside ? lane : 0;
@@ -42,9 +43,19 @@ __device__ __forceinline__ void rotate_write_kv(
             if (!inside) x[i] = make_uint4(0, 0, 0, 0);
         }
         if (first == 0) { // behind the first loads
-            if (position >= max_position || (slot >= max_slot && slot != kNoSlot)) __trap();
-            by_q = load_factors(q_norm, rope + size_t(position) * rotary, vector, rotary);
-            by_k = load_factors(k_norm, rope + size_t(position) * rotary, vector, rotary);
+            if (slot >= max_slot && slot != kNoSlot) __trap();
+            auto angles_at = [&](uint32_t i) {
+                uint32_t position = positions[i];
+                if (position >= max_position) __trap();
+                return rope + size_t(position) * rotary;
+            };
+            auto load = [&](const auto &angles) {
+                by_q = load_factors(q_norm, angles, vector, rotary);
+                by_k = load_factors(k_norm, angles, vector, rotary);
+            };
+            if constexpr (Grid)
+                load(GridAngles{angles_at(3 * token), angles_at(3 * token + 1), angles_at(3 * token + 2)});
+            else load(Angles{angles_at(token)});
         }
 #pragma unroll
         for (uint32_t i = 0; i < kPasses; ++i) {
@@ -64,17 +75,19 @@ __device__ __forceinline__ void rotate_write_kv(
     }
 }
 
-#define WRITE_KV(SUFFIX, T)                                                                                            \
+#define WRITE_KV(SUFFIX, GRID, T)                                                                                      \
     extern "C" __global__ __launch_bounds__(kMaxThreads) void gated_qk_norm_rope_write_kv##SUFFIX(                     \
         const bf16 *__restrict__ projected, const float *__restrict__ q_norm, const float *__restrict__ k_norm,        \
         const float *__restrict__ rope, const uint32_t *__restrict__ positions, const uint32_t *__restrict__ slots,    \
         bf16 *__restrict__ q, T *__restrict__ k, T *__restrict__ v, uint32_t heads, uint32_t kv_heads,                 \
         uint32_t head_dim, uint32_t rotary, uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {     \
-        rotate_write_kv(projected, q_norm, k_norm, rope, positions, slots, q, k, v, heads, kv_heads, head_dim, rotary, \
-                        max_position, max_slot, eps, lanes);                                                           \
+        rotate_write_kv<GRID>(projected, q_norm, k_norm, rope, positions, slots, q, k, v, heads, kv_heads, head_dim,   \
+                              rotary, max_position, max_slot, eps, lanes);                                             \
     }
-WRITE_KV(, bf16)
-WRITE_KV(_fp8, fp8)
+WRITE_KV(, false, bf16)
+WRITE_KV(_fp8, false, fp8)
+WRITE_KV(_grid, true, bf16)
+WRITE_KV(_grid_fp8, true, fp8)
 
 // attended *= sigmoid(gate), 8 elements a thread. Grid: tokens, then enough blocks for a row.
 extern "C" __global__ __launch_bounds__(kGateThreads) void attention_gate(

@@ -23,7 +23,7 @@ __device__ KvBlock find_kv_block(const PrefillBatch &batch, uint32_t index) {
     uint32_t lane = threadIdx.x % 32;
     for (uint32_t base = 0; base < batch.rows; base += 32) {
         uint32_t kv_len = batch.kv_lens[min(base + lane, batch.rows - 1)];
-        uint32_t here = prefill_rows(batch, base + lane) ? (kv_len + kBlock - 1) / kBlock : 0;
+        uint32_t here = batch.matrix_rows(base + lane) ? (kv_len + kBlock - 1) / kBlock : 0;
         uint32_t through = inclusive_scan(here), found = __ballot_sync(kAll, index < through);
         if (found == 0) {
             index -= __shfl_sync(kAll, through, 31);

@@ -1,4 +1,5 @@
-// Large-M GEMM by wgmma with a fused epilogue, on Hopper: the main loop of csrc/gemm/wgmma_swiglu.cu.
+// Large-M GEMM by wgmma with a fused epilogue, on Hopper: the main loop of csrc/gemm/wgmma_swiglu.cu and
+// wgmma_bias.cu.
 //
 // x: [m, k], w: [n, k] bf16, tiles of 128 rows of x against 256 rows of w, f32 sums. Techniques: persistent blocks,
 // warp specialisation with register reallocation (a producer warpgroup that fetches by TMA, two consumers of 64 rows
@@ -131,9 +132,9 @@ struct GemmConsumer {
         if (thread() % 32 == 0) arrive(&shared.empty[(slot.index + kStages - 1 - Left) % kStages]);
     }
 
-    // A tile, with `part(i)` while each of the first `Parts` steps is multiplied.
-    template <bool Half, int Parts, typename Part> __device__ __forceinline__ void tile(Part part) {
-        begin<true, Half>();
+    // A tile, with `part(i)` while each of the first `Parts` steps is multiplied. Fresh: the sums begin at 0.
+    template <bool Half, int Parts, bool Fresh = true, typename Part> __device__ __forceinline__ void tile(Part part) {
+        begin<Fresh, Half>();
         part(0);
 #pragma unroll
         for (int i = 1; i < Parts; ++i) {

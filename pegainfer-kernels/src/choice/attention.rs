@@ -127,9 +127,15 @@ impl DecodeStep {
         Self::fused(gpu, (shape, format), load, rows, shape.head_dim <= LARGE_HEAD)
     }
 
-    /// Chooses `ops::gated_decode_attention`.
-    pub fn choose_gated(gpu: &Gpu, shape: HeadShape, format: KvDType, load: &AttentionLoad, rows: usize) -> Self {
-        Self::fused(gpu, (shape, format), load, rows, shape.head_dim == 256)
+    /// Chooses `ops::gated_decode_attention` for tokens with this many positions.
+    pub fn choose_gated(
+        gpu: &Gpu,
+        (shape, positions): (HeadShape, usize),
+        format: KvDType,
+        load: &AttentionLoad,
+        rows: usize,
+    ) -> Self {
+        Self::fused(gpu, (shape, format), load, rows, shape.head_dim == 256 && positions == 1)
     }
 
     /// True if its kernels can round the output to FP8.

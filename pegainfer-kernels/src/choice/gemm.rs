@@ -201,6 +201,12 @@ fn supports_gemm_wgmma(gpu: &Gpu, k: usize, parts: usize) -> bool {
     gpu.is_hopper() && k >= parts * BOX_COLUMNS
 }
 
+/// True if csrc/gemm/wgmma_bias.cu runs for `m` rows of `k` columns. With fewer rows its tiles leave multiprocessors
+/// without work.
+pub(crate) fn fuses_bias(gpu: &Gpu, m: usize, k: usize) -> bool {
+    m >= Swiglu::MIN_ROWS && supports_gemm_wgmma(gpu, k, gemm_wgmma::BIAS_PARTS)
+}
+
 /// Kernels of `ops::linear_swiglu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swiglu {

@@ -36,6 +36,7 @@ pub use delta::{Conv, DecodeDelta, DeltaChunks, InterChunkScan};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use dense_gemm::{DenseGemm, DenseShape};
 pub use experts::{ExpertShape, GroupedGemm, fuses_router};
+pub(crate) use gemm::fuses_bias;
 pub use gemm::{AddNorm, Gemm, Skinny, Swiglu};
 pub use gemm_shape::{GemmShape, Output, WeightFormat};
 pub use gemv_splitk::GemvPlan;

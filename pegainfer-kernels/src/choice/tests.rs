@@ -78,7 +78,9 @@ fn decode(gpu: &Gpu, card: &str) -> String {
     };
     [
         line(card, "heads 128", |rows| grid(DecodeStep::choose(gpu, QWEN3, KvDType::Bf16, &load(rows), rows))),
-        line(card, "heads 256", |rows| grid(DecodeStep::choose_gated(gpu, QWEN35, KvDType::Bf16, &load(rows), rows))),
+        line(card, "heads 256", |rows| {
+            grid(DecodeStep::choose_gated(gpu, (QWEN35, 1), KvDType::Bf16, &load(rows), rows))
+        }),
     ]
     .concat()
 }

@@ -18,7 +18,7 @@ pub(crate) fn gated_decode_fused(
     (k, v): (&mut Tensor, &mut Tensor),
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let Heads { shape, norms, eps, rope, slots, .. } = *heads;
+    let Heads { shape, norms, eps, rope, positions: rope_positions, slots } = *heads;
     let scale = (shape.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
     let gpu = exec.gpu()?;
     let format = KvDType::of(k);
@@ -37,6 +37,7 @@ pub(crate) fn gated_decode_fused(
         q_norm: norms.0,
         k_norm: norms.1,
         rope,
+        rope_positions,
         slots,
         k: &mut *k,
         v: &mut *v,
@@ -57,7 +58,7 @@ pub(crate) fn gated_decode_fused(
         arrived,
     };
     let launch = kernel.launch(gpu, "gated_decode_attention", arguments)?;
-    let launch = launch.early(norms.0).early(norms.1).early(rope).early(slots).early(k).early(v);
+    let launch = launch.early(norms.0).early(norms.1).early(rope).early(rope_positions).early(slots).early(k).early(v);
     // SAFETY: the op checked the shapes, the kernel checks block ids and positions.
     unsafe { Call { batch, shape, format, grid }.run(launch) }
 }

@@ -18,12 +18,12 @@ fn check(op: &'static str, shape: HeadShape) -> Result<(), OpError> {
 pub(crate) fn gated_qk_norm_rope_write_kv(
     exec: &mut Exec,
     projected: &Tensor,
-    heads: &Heads<'_>,
+    heads_of: &Heads<'_>,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let op = "gated_qk_norm_rope_write_kv";
-    let Heads { shape, norms, eps, rope, positions, slots } = *heads;
+    let Heads { shape, norms, eps, rope, positions, slots } = *heads_of;
     check(op, shape)?;
     let (tokens, (max_position, rotary_dim)) = (projected.rows_cols().0, rope.rows_cols());
     let max_slot = k.rows_cols().0 * BLOCK_SIZE;
@@ -32,9 +32,11 @@ pub(crate) fn gated_qk_norm_rope_write_kv(
     let all_heads = shape.heads + 2 * shape.kv_heads;
     let threads = (all_heads.div_ceil(PASSES) * lanes).next_multiple_of(32).min(MAX_THREADS);
     let HeadShape { heads, kv_heads, head_dim } = shape;
-    let kernel = match KvDType::of(k) {
-        KvDType::Bf16 => GatedQkv::gated_qk_norm_rope_write_kv,
-        KvDType::Fp8 => GatedQkv::gated_qk_norm_rope_write_kv_fp8,
+    let kernel = match (KvDType::of(k), heads_of.axes()) {
+        (KvDType::Bf16, 1) => GatedQkv::gated_qk_norm_rope_write_kv,
+        (KvDType::Fp8, 1) => GatedQkv::gated_qk_norm_rope_write_kv_fp8,
+        (KvDType::Bf16, _) => GatedQkv::gated_qk_norm_rope_write_kv_grid,
+        (KvDType::Fp8, _) => GatedQkv::gated_qk_norm_rope_write_kv_grid_fp8,
     };
     let arguments = GatedQkv {
         projected,

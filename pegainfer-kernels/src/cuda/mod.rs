@@ -48,6 +48,7 @@ mod skinny_wgmma;
 mod swiglu;
 #[cfg(triton_kernels)]
 mod triton;
+pub(crate) mod vision;
 mod widened;
 mod widened_fp8;
 mod write_runs;
@@ -71,6 +72,7 @@ pub(crate) use gated_decode::gated_decode_fused;
 pub(crate) use gated_norm::gated_rms_norm;
 pub(crate) use gated_qkv::{attention_gate, gated_qk_norm_rope_write_kv};
 pub(crate) use gather::{embedding, gather};
+pub(crate) use gemm_wgmma::linear_bias_wgmma;
 pub(crate) use groups::{pack as pack_groups, pack_fp8};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use hyper_mix::hyper_mix;

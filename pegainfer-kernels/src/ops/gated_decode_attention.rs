@@ -3,7 +3,7 @@
 use super::activation::{ActivationMut, compute_host};
 use super::check::Check;
 use super::{AttentionBatch, attention, attention_gate, gated_qkv};
-use crate::choice::{self, DecodeStep};
+use crate::choice::{self, DecodeStep, Gpu};
 use crate::cuda;
 use crate::heads::{Heads, KvDType};
 use pegainfer_core::exec::{Device, Exec};
@@ -13,13 +13,13 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// [`gated_qk_norm_rope_write_kv`](super::gated_qk_norm_rope_write_kv), then [`attention`](super::attention) with a
 /// scale of `1 / sqrt(head_dim)`, then [`attention_gate`](super::attention_gate), for rows with at most one query.
 ///
-/// `projected`, `heads`, `k` and `v` as in the first; `batch`: the same tokens, so that row `b` has position
-/// `kv_lens[b] - 1`, and its slot, unless it is `NO_SLOT`, is that position's place in the row's blocks; `q`: `[tokens,
+/// `projected`, `heads`, `k` and `v` as in the first; `batch`: the same tokens, so that row `b` has place
+/// `kv_lens[b] - 1`, and its slot, unless it is `NO_SLOT`, is that place in the row's blocks; `q`: `[tokens,
 /// heads * head_dim]` bf16, scratch for the queries with device-dependent contents; `out`: `[tokens, heads * head_dim]`
 /// bf16, or [in FP8](super::Activation).
 ///
-/// A GPU of compute capability 9.0 or 10.0 runs one kernel for heads of 256, which takes positions from `batch`. It
-/// reads `batch`, slots and the cache's older tokens while the previous kernel still runs, so no kernel of the same
+/// A GPU of compute capability 9.0 or 10.0 runs one kernel for heads of 256 and one position of a token. It reads
+/// `batch`, positions, slots and the cache's older tokens while the previous kernel still runs, so no kernel of the same
 /// step may write them. It does not write the output of rows with a `kv_lens` of 0.
 pub fn gated_decode_attention<'o>(
     exec: &mut Exec,
@@ -36,7 +36,8 @@ pub fn gated_decode_attention<'o>(
     gated_qkv::check(check, exec.device(), projected, heads, q, (k, v))?;
     attention::check(check, exec.device(), q, (k, v), batch, shape, out.tensor)?;
     let rows = batch.block_tables.rows_cols().0;
-    let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose_gated(&gpu, shape, KvDType::of(k), &batch.load, rows));
+    let choose = |gpu: Gpu| DecodeStep::choose_gated(&gpu, (shape, heads.axes()), KvDType::of(k), &batch.load, rows);
+    let choice = choice::gpu(exec)?.map(choose);
     // The gate of separate kernels takes bf16.
     let out = out.in_format(exec, matches!(choice, Some(DecodeStep::Fused(_))))?;
     exec.record(|device| {

@@ -16,7 +16,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 ///
 /// `projected`: `[tokens, gated_qkv_width]` bf16: for each head its query, then its gate (for
 /// [`attention_gate`](super::attention_gate)), then keys, then values; norms f32. The RoPE table has `rotary_dim`
-/// columns, a multiple of 32, at most `head_dim`; later elements are not rotated. On a CPU, `heads.positions` may be
+/// columns, a multiple of 32, at most `head_dim`; later elements are not rotated. `heads.positions` may be
 /// `[tokens, 3]`: frequency `i` then rotates by component `i % 3` (interleaved M-RoPE, `apply_interleaved_mrope` of
 /// transformers). `q`, `k`, `v`: as in
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). f32 with one final rounding. On a GPU `head_dim` is a
@@ -61,17 +61,10 @@ pub(super) fn check(
         check.is(norm, DType::F32, &[shape.head_dim])?;
     }
     check.is(rope, DType::F32, &[max_position, rotary_dim])?;
-    let axes = axes(positions);
-    check.is(positions, DType::U32, &[tokens, 3][..if axes == 1 { 1 } else { 2 }])?;
-    check.that(axes == 1 || device != Device::Cuda, "three positions of a token have no GPU kernel yet")?;
+    check.is(positions, DType::U32, &[tokens, 3][..if heads.axes() == 1 { 1 } else { 2 }])?;
     check.is(slots, DType::U32, &[tokens])?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
     check.is_cache(device, shape, (k, v))
-}
-
-/// Positions of a token, 1 or 3.
-fn axes(positions: &Tensor) -> usize {
-    if positions.shape().len() == 1 { 1 } else { 3 }
 }
 
 /// Floating-point operations of the call.
@@ -102,7 +95,7 @@ pub(super) fn on_cpu(
     let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     let Device::Cpu(isa) = exec.device() else { return Ok(()) };
     let ((max_position, rotary_dim), max_slot) = (rope.rows_cols(), k.rows_cols().0 * BLOCK_SIZE);
-    let (axes, positions, slots) = (axes(positions), positions.host::<u32>(), slots.host::<u32>());
+    let (axes, positions, slots) = (heads.axes(), positions.host::<u32>(), slots.host::<u32>());
     check.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
     let inside = |&s: &u32| (s as usize) < max_slot || s == NO_SLOT;
     check.that(slots.iter().all(inside), "a slot is outside the KV cache")?;

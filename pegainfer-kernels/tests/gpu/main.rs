@@ -1,11 +1,11 @@
-//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, adapters, packed rows, a
-//! GPU that stays open, and the GEMMs of DeepSeek-V4.
+//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, adapters, vision towers,
+//! packed rows, a GPU that stays open, and the GEMMs of DeepSeek-V4.
 //!
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test gpu -- collectives
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu -- gemms routed
 //!
-//! The first argument names one of them: collectives, moe, lora, pack, kept or gemms. After it, collectives take the
+//! The first argument names one of them: collectives, moe, lora, vision, pack, kept or gemms. After it, collectives take the
 //! parts to run (exact, add_norm, failure, timing), moe the beginnings of layers' names, and the GEMMs names of weights
 //! and numbers of tokens. Exits with 1 if anything fails.
 
@@ -18,6 +18,7 @@ mod kept;
 mod lora;
 mod moe;
 mod pack;
+mod vision;
 
 use pegainfer_core::exec::Exec;
 use pegainfer_kernels::compare::Case;
@@ -26,7 +27,7 @@ use std::time::Instant;
 
 /// Replays that are timed.
 const REPLAYS: usize = 10;
-/// Not used by the ops of `moe` and `lora`.
+/// Not used by the ops of `moe`, `lora` and `vision`.
 const CASE: Case =
     Case { shape: HeadShape { heads: 1, kv_heads: 1, head_dim: 64 }, context: 1, rope_theta: 1e6, exact_in_fp8: false };
 
@@ -47,6 +48,9 @@ fn main() {
         std::process::exit(1);
     }
     if is_wanted("lora") && !lora::run() {
+        std::process::exit(1);
+    }
+    if is_wanted("vision") && !vision::run() {
         std::process::exit(1);
     }
     if is_wanted("kept") && !kept::run() {

@@ -9,6 +9,8 @@ pub const NORM_EPS: f32 = 1e-6;
 pub const ROPE_THETA: f64 = 10_000.0;
 /// Patches of a side of a block that becomes one row.
 pub const MERGE: usize = 2;
+/// Patches that the tower has memory for: those of one image of the most tokens.
+pub const MAX_PATCHES: usize = MERGE * MERGE * pegainfer_core::images::MAX_TOKENS;
 
 /// The numbers of the vision tower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

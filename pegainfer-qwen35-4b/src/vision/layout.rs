@@ -4,7 +4,8 @@
 //! row in the block, column in the block.
 
 use super::config::MERGE;
-use pegainfer_kernels::ops::vision::PATCH;
+use pegainfer_kernels::ops::BLOCK_SIZE;
+use pegainfer_kernels::ops::vision::{Grid, PATCH};
 
 /// Largest number of patches of a side: 65,536 pixels.
 pub const MAX_SIDE: usize = 4096;
@@ -58,10 +59,21 @@ pub struct Layout {
     pub weights: Vec<f32>,
     /// Row and column, `[patches, 2]`.
     pub positions: Vec<u32>,
+    /// Place of each patch in blocks of [`BLOCK_SIZE`], of which each image begins a new one, `[patches]`.
+    pub slots: Vec<u32>,
     /// First patch of each image, and the number of patches, `[images + 1]`.
     pub indptr: Vec<u32>,
+    /// Sizes of attention.
+    pub sizes: Sizes,
+}
+
+/// Sizes of attention.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sizes {
     /// Sum of the squares of the images' patches.
     pub scores: u64,
+    /// Blocks of patches.
+    pub blocks: usize,
 }
 
 impl Layout {
@@ -78,7 +90,10 @@ impl Layout {
             }
             first += image.pixels.len();
             layout.indptr.push((layout.positions.len() / 2) as u32);
-            layout.scores += (image.patches() as u64).pow(2);
+            let slot = layout.sizes.blocks * BLOCK_SIZE;
+            layout.slots.extend((slot..slot + image.patches()).map(|slot| slot as u32));
+            layout.sizes.scores += (image.patches() as u64).pow(2);
+            layout.sizes.blocks += Grid::blocks([image.patches()]);
         }
         layout
     }
@@ -113,7 +128,8 @@ mod tests {
             !Image { grid: (2, 3), pixels: &small }.is_valid() && !Image { grid: (4, 2), pixels: &small }.is_valid()
         );
         let layout = Layout::new(&images, 3);
-        assert_eq!((&layout.indptr[..], layout.scores), (&[0, 4, 12][..], 16 + 64));
+        assert_eq!((&layout.indptr[..], layout.sizes), (&[0, 4, 12][..], Sizes { scores: 16 + 64, blocks: 2 }));
+        assert_eq!(layout.slots[3..6], [3, 16, 17], "an image begins a block");
         let positions = layout.positions.chunks(2).skip(4).map(|p| (p[0], p[1])).collect::<Vec<_>>();
         assert_eq!(positions, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]);
         let start = small.len() as u32;

@@ -3,7 +3,7 @@
 use super::config::VisionConfig;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, WeightsError};
-use pegainfer_kernels::ops::vision::{PATCH, PATCH_VALUES};
+use pegainfer_kernels::ops::vision::{self, COPIES, PATCH, PATCH_VALUES, patch_weight};
 
 /// Beginning of the names of the tensors.
 pub const PREFIX: &str = "model.visual.";
@@ -28,6 +28,13 @@ pub struct Affine {
     pub bias: Tensor,
 }
 
+impl Affine {
+    /// Both.
+    pub(super) fn parts(&self) -> vision::Affine<'_> {
+        (&self.weight, &self.bias)
+    }
+}
+
 /// One block of attention and MLP.
 #[derive(Debug)]
 pub struct Block {
@@ -48,10 +55,8 @@ pub struct Block {
 /// All weights of the tower.
 #[derive(Debug)]
 pub struct VisionWeights {
-    /// The sum of both frames' weights, `[hidden, 768]` f32.
-    pub patch: Tensor,
-    /// `[hidden]` f32.
-    pub patch_bias: Tensor,
+    /// The sum of both frames' weights in three parts ([`patch_weight`]), `[hidden, 3 * 768]`.
+    pub patch: Affine,
     /// Learned positions, `[side * side, hidden]` bf16.
     pub positions: Tensor,
     /// First to last.
@@ -69,16 +74,12 @@ impl VisionWeights {
     pub(crate) fn load(loader: &mut Loader<'_>, config: &VisionConfig) -> Result<Self, WeightsError> {
         let (hidden, merged) = (config.hidden, config.merged());
         let name = |tail: &str| format!("{PREFIX}{tail}");
-        let frames = [hidden, 3, FRAMES, PATCH, PATCH];
+        let (frames, unfolded) = ([hidden, 3, FRAMES, PATCH, PATCH], [hidden, COPIES * PATCH_VALUES]);
+        let weight = loader.converted(name("patch_embed.proj.weight"), &frames, 0.01, &unfolded, |weight| {
+            patch_weight(&add_frames(&weight))
+        })?;
         Ok(Self {
-            patch: loader.converted(
-                name("patch_embed.proj.weight"),
-                &frames,
-                0.01,
-                &[hidden, PATCH_VALUES],
-                add_frames,
-            )?,
-            patch_bias: vector(loader, name("patch_embed.proj.bias"), hidden, 0.0)?,
+            patch: Affine { weight, bias: vector(loader, name("patch_embed.proj.bias"), hidden, 0.0)? },
             positions: loader.matrix(name("pos_embed.weight"), config.side * config.side, hidden)?,
             blocks: (0..config.depth).map(|i| block(loader, config, i)).collect::<Result<_, _>>()?,
             norm: norm(loader, &name("merger.norm"), hidden)?,
@@ -117,7 +118,7 @@ fn vector(loader: &mut Loader<'_>, name: String, len: usize, dummy: f32) -> Resu
 }
 
 /// `[hidden, 3, 2, 16, 16]` to `[hidden, 3, 16, 16]`: the sum over the frames, which are equal in a still image.
-fn add_frames(weight: Vec<f32>) -> Vec<f32> {
+fn add_frames(weight: &[f32]) -> Vec<f32> {
     let frames = weight.chunks_exact(FRAMES * PATCH * PATCH).map(|frames| frames.split_at(PATCH * PATCH));
     frames.flat_map(|(first, second)| first.iter().zip(second).map(|(a, b)| a + b)).collect()
 }

@@ -3,11 +3,15 @@
 
 use crate::image_support::{IMAGE_TOKEN, ImageFixture, MODELS, image_options};
 use crate::support::invariance::Alone;
-use crate::support::{best, bundled_model, engine, engine_on, greedy, options, rank_counts, requests, run};
+use crate::support::invariance::same;
+use crate::support::{
+    best, bundled_model, engine, engine_on, greedy, options, rank_counts, requests, run, run_arriving, with_logprobs,
+};
 use pegainfer_core::engine::{GenerateRequest, StepEngine, SubmitError};
-use pegainfer_core::images::ImageSpan;
+use pegainfer_core::images::{Image, ImageSpan};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_runtime::LoadOptions;
+use std::sync::Arc;
 
 /// Cases of [`mixed_requests`].
 const CASES: [&str; 4] = ["one_small", "one_photo", "two_images", "two_turns"];
@@ -54,6 +58,30 @@ fn bits_with_images_do_not_depend_on_company_cache_or_preemption() {
     many.holds_mixed_and_preempted(|| engine(best(), &mixed), || engine(best(), &tight()));
 }
 
+/// An image of 400 tokens is encoded in two parts, beside sequences that decode.
+#[test]
+fn bits_do_not_depend_on_encoding_in_parts() {
+    let pixels: Vec<u8> = (0..640 * 640 * 3).map(|i| (i * 7 % 251) as u8).collect();
+    let image = Arc::new(Image::new((40, 40), pixels).unwrap());
+    let with_image = |start: usize| {
+        let text = requests().remove(0).prompt.to_vec();
+        let prompt = [&text[..start], &[IMAGE_TOKEN; 400], &text[..3]].concat();
+        let images = [ImageSpan { start, image: image.clone() }].into();
+        GenerateRequest { images, ..greedy(&prompt, 8) }
+    };
+    let texts = requests().into_iter().take(4).map(|request| greedy(&request.prompt, 30));
+    let all: Vec<_> = texts.chain([with_image(2), with_image(5)]).map(with_logprobs).collect();
+    let alone: Vec<_> =
+        all.iter().map(|one| run(&mut engine(best(), &vl()), std::slice::from_ref(one)).remove(0)).collect();
+    for depth in [1, 2] {
+        let mut engine = engine(best(), &vl());
+        engine.set_depth(depth);
+        let arriving: Vec<_> =
+            all.iter().enumerate().map(|(i, one)| (if i < 4 { 0 } else { 6 + i }, one.clone())).collect();
+        same(&format!("depth {depth}"), best(), &all, &alone, &run_arriving(&mut engine, &arriving));
+    }
+}
+
 #[test]
 fn drafts_change_no_bit_of_a_request_with_images() {
     let with = |options: &LoadOptions, speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
@@ -87,7 +115,7 @@ fn a_prefix_is_shared_by_requests_of_the_same_image_only() {
     assert_ne!(cold.1, first.1, "the image does not matter");
     assert_eq!((cached(&small), cached(&photo)), ((80, cold.1.clone()), (80, first.1)));
     // The same pixels from another decoding.
-    let copy = pegainfer_core::images::Image::new((14, 20), small.images[0].image.pixels()).unwrap();
+    let copy = Image::new((14, 20), small.images[0].image.pixels()).unwrap();
     let spans = [ImageSpan { start: small.images[0].start, image: copy.into() }];
     let copied = GenerateRequest { images: spans.into(), ..small.clone() };
     assert_eq!(cached(&copied), (80, cold.1));

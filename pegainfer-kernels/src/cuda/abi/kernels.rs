@@ -47,9 +47,9 @@ kernels! {
     ATTENTION_DECODE_GATED: GatedDecode [
         gated_decode_256_3<Bf16>, gated_decode_256_4<Bf16>, gated_decode_fp8_256_3<U8>, gated_decode_fp8_256_4<U8>
     ] {
-        projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, slots: In<U32>, k: Out<T>,
-        v: Out<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Activation>, padded: u32, heads: u32,
-        rows: u32, max_blocks: u32, blocks: u32, positions: u32, rotary: u32, eps: f32, scale: f32,
+        projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, rope_positions: In<U32>, slots: In<U32>,
+        k: Out<T>, v: Out<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Activation>,
+        padded: u32, heads: u32, rows: u32, max_blocks: u32, blocks: u32, positions: u32, rotary: u32, eps: f32, scale: f32,
         partials: Scratch<F32>, arrived: Scratch<U32>,
     }
     ATTENTION_PREFILL_MMA: PrefillMma [
@@ -447,7 +447,10 @@ kernels! {
         x: In<F32>, projected: In<Bf16>, weight: In<F32>, out: Out<Activation>, padded: u32, tokens: u32, heads: u32,
         group: u32, gate: u32, width: u32, eps: f32,
     }
-    ATTENTION_GATED_QKV: GatedQkv [gated_qk_norm_rope_write_kv<Bf16>, gated_qk_norm_rope_write_kv_fp8<U8>] {
+    ATTENTION_GATED_QKV: GatedQkv [
+        gated_qk_norm_rope_write_kv<Bf16>, gated_qk_norm_rope_write_kv_fp8<U8>, gated_qk_norm_rope_write_kv_grid<Bf16>,
+        gated_qk_norm_rope_write_kv_grid_fp8<U8>
+    ] {
         projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, positions: In<U32>, slots: In<U32>,
         q: Out<Bf16>, k: Out<T>, v: Out<T>, heads: u32, kv_heads: u32, head_dim: u32, rotary: u32,
         max_position: u32, max_slot: u32, eps: f32, lanes: u32,
@@ -471,6 +474,12 @@ kernels! {
     GEMM_NARROW: NarrowGemm [narrow_gemm] { x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<Bf16>, m: u32, k: u32, pitch: u32 }
     GEMM_WGMMA_SWIGLU: GemmWgmmaSwiglu [gemm_wgmma_swiglu] {
         x: Map<Bf16>, w: Map<Bf16>, out: Map<Bf16>, m: u32, width: u32, k: u32, group: u32,
+    }
+    GEMM_WGMMA_BIAS: GemmWgmmaBias [
+        linear_bias, linear_bias_residual, linear_bias_gelu_tanh, linear_bias_gelu_erf
+    ] {
+        x: Map<Bf16>, w: Map<Bf16>, out: Map<Bf16>, values: ScratchIn<Bf16>, bias: In<F32>, m: u32, width: u32, k: u32,
+        group: u32,
     }
     GEMM_GEMV_SPLITK: GemvSplitK [
         gemv_splitk_bf16_8<Bf16>, gemv_splitk_bf16_16<Bf16>, gemv_splitk_f32_8<F32>, gemv_splitk_f32_16<F32>,
@@ -604,6 +613,32 @@ kernels! {
     ROWS_DUMMY: Uniform [uniform] { out: Out<Bf16>, seed: u64, groups: u32, limit: f32 }
     ROWS_READ: ReadAll [read_all] { data: In<Bf16>, out: Out<Bf16>, vectors: u32 }
     ROWS_WRITE_RUNS: WriteRuns [write_runs] { runs: In<U32>, words: In<U32>, out: Out<U32>, word_count: u32, elements: u32 }
+
+    VISION_ROWS: UnfoldPatches [unfold_patches] { pixels: In<U8>, patches: In<U32>, out: Out<Bf16>, bytes: u32 }
+    VISION_ROWS: AddPositions [add_positions] {
+        table: In<Bf16>, rows: In<U32>, weights: In<F32>, x: Out<Bf16>, positions: u32, hidden: u32,
+    }
+    VISION_ROWS: LayerNorm [layer_norm] {
+        x: In<Bf16>, weight: In<F32>, bias: In<F32>, out: Out<Bf16>, hidden: u32, eps: f32,
+    }
+    VISION_ROWS: AfterSums [add_bias, add_bias_residual, bias_gelu_tanh, bias_gelu_erf] {
+        x: In<F32>, bias: In<F32>, out: Out<Bf16>, width: u32,
+    }
+    VISION_ROWS: CopyRows [copy_rows] { from: In<Bf16>, to: Out<Bf16>, start: u32, first: u32, hidden: u32 }
+    VISION_ROWS: RotateGrid [rotate_grid] {
+        table: In<F32>, positions: In<U32>, qkv: Out<Bf16>, heads: u32, half: u32, sides: u32,
+    }
+    VISION_ATTENTION: SegmentAttention [segment_attention_64, segment_attention_80, segment_attention_128] {
+        qkv: In<Bf16>, indptr: In<U32>, out: Out<Bf16>, segments: u32, heads: u32, head_dim: u32, scale: f32,
+    }
+    VISION_ATTENTION_WGMMA: PackGrid [pack_grid_64, pack_grid_128] {
+        table: In<F32>, positions: In<U32>, slots: In<U32>, qkv: In<Bf16>, q: Scratch<Bf16>, k: Scratch<Bf16>,
+        v: Scratch<Bf16>, heads: u32, head_dim: u32, sides: u32, capacity: u32,
+    }
+    VISION_ATTENTION_WGMMA: AttendGrid [attend_grid_64, attend_grid_128] {
+        q: ScratchIn<Bf16>, k: ScratchIn<Bf16>, v: ScratchIn<Bf16>, indptr: In<U32>, out: Out<Bf16>, segments: u32,
+        heads: u32, head_dim: u32, capacity: u32, scale: f32,
+    }
 }
 
 // A row of the table of layers that `Step` points to.

@@ -1,7 +1,8 @@
 //! The bias of a GEMM, and what follows it.
 
-use super::operands::{is_values, no_gpu_kernel};
+use super::operands::is_values;
 use crate::cpu::vision::bias::{self as cpu, After};
+use crate::cuda;
 use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -23,7 +24,7 @@ pub enum Gelu {
 /// rounding.
 ///
 /// # Errors
-/// Wrong shapes or dtypes; a GPU.
+/// Wrong shapes or dtypes.
 pub fn add_bias(exec: &mut Exec, x: &Tensor, bias: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
     run(exec, Check("add_bias"), (x, bias), After::Store, out)
 }
@@ -41,11 +42,11 @@ pub fn add_bias_residual(exec: &mut Exec, x: &Tensor, bias: &Tensor, residual: &
 /// # Errors
 /// As [`add_bias`].
 pub fn bias_gelu(exec: &mut Exec, x: &Tensor, bias: &Tensor, form: Gelu, out: &mut Tensor) -> Result<(), OpError> {
-    let after = match form {
-        Gelu::Tanh => After::GeluTanh,
-        Gelu::Erf => After::GeluErf,
+    let (name, after) = match form {
+        Gelu::Tanh => ("bias_gelu_tanh", After::GeluTanh),
+        Gelu::Erf => ("bias_gelu_erf", After::GeluErf),
     };
-    run(exec, Check("bias_gelu"), (x, bias), after, out)
+    run(exec, Check(name), (x, bias), after, out)
 }
 
 fn run(
@@ -74,7 +75,7 @@ fn run(
             DType::F32 => cpu::bias::<f32>(isa, x.host(), bias.host(), after, out.host_mut()),
             _ => cpu::bias::<bf16>(isa, x.host(), bias.host(), after, out.host_mut()),
         },
-        Device::Cuda => no_gpu_kernel(check)?,
+        Device::Cuda => cuda::vision::after_sums(exec, check.0, (x, bias), after, out)?,
         Device::Meta => {}
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! Learned position embeddings, interpolated.
 
-use super::operands::{is_values, no_gpu_kernel};
+use super::operands::is_values;
 use crate::cpu::vision::positions as cpu;
+use crate::cuda;
 use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -15,7 +16,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// The sum is f32, with one rounding.
 ///
 /// # Errors
-/// Wrong shapes or dtypes; on the CPU, a row outside the table; a GPU.
+/// Wrong shapes or dtypes; on the CPU, a row outside the table, which stops a GPU.
 pub fn add_positions(
     exec: &mut Exec,
     table: &Tensor,
@@ -43,7 +44,7 @@ pub fn add_positions(
                 _ => cpu::add_positions::<bf16>(table.host(), (rows, weights), x.host_mut()),
             }
         }
-        Device::Cuda => no_gpu_kernel(check)?,
+        Device::Cuda => cuda::vision::add_positions(exec, table, (rows, weights), x)?,
         Device::Meta => {}
     }
     Ok(())

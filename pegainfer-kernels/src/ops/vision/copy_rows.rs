@@ -1,6 +1,7 @@
 //! Rows of one tensor in place of rows of another.
 
-use super::operands::{is_values, no_gpu_kernel};
+use super::operands::is_values;
+use crate::cuda;
 use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -14,7 +15,7 @@ use std::ops::Range;
 /// `from`: `[n, hidden]` bf16 or f32; `to`: `[tokens, hidden]` bf16. f32 is rounded to nearest even.
 ///
 /// # Errors
-/// Wrong shapes or dtypes; rows outside either tensor; a GPU.
+/// Wrong shapes or dtypes; rows outside either tensor.
 pub fn copy_rows(
     exec: &mut Exec,
     from: &Tensor,
@@ -44,7 +45,7 @@ pub fn copy_rows(
                 _ => to.copy_from_slice(&from.host::<bf16>()[elements]),
             }
         }
-        Device::Cuda => no_gpu_kernel(check)?,
+        Device::Cuda => cuda::vision::copy_rows(exec, (from, rows), (to, first))?,
         Device::Meta => {}
     }
     Ok(())

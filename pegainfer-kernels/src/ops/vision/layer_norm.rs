@@ -1,7 +1,8 @@
 //! Layer normalisation.
 
-use super::operands::{is_values, no_gpu_kernel};
+use super::operands::is_values;
 use crate::cpu::vision::layer_norm as cpu;
+use crate::cuda;
 use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -15,7 +16,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// are f32, the variance from differences to the mean, with one final rounding. A row does not depend on the others.
 ///
 /// # Errors
-/// Wrong shapes or dtypes; a GPU.
+/// Wrong shapes or dtypes.
 pub fn layer_norm(
     exec: &mut Exec,
     x: &Tensor,
@@ -36,7 +37,7 @@ pub fn layer_norm(
             DType::F32 => cpu::layer_norm::<f32>(isa, x.host(), parameters(), eps, out.host_mut()),
             _ => cpu::layer_norm::<bf16>(isa, x.host(), parameters(), eps, out.host_mut()),
         },
-        Device::Cuda => no_gpu_kernel(check)?,
+        Device::Cuda => cuda::vision::layer_norm(exec, x, (weight, bias), eps, out)?,
         Device::Meta => {}
     }
     Ok(())

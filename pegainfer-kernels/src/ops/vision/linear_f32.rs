@@ -1,6 +1,5 @@
 //! GEMM of f32 activations.
 
-use super::operands::no_gpu_kernel;
 use crate::cpu::vision::linear as cpu;
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
@@ -24,7 +23,7 @@ pub fn linear_f32(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> 
     exec.record(|_| OpRecord::new(check.0, "split", &[x, w], &[out], 2 * (m * n * k) as u64));
     match exec.device() {
         Device::Cpu(isa) => cpu::linear_f32(isa, x.host(), w.host(), (m, n, k), out.host_mut()),
-        Device::Cuda => no_gpu_kernel(check)?,
+        Device::Cuda => check.that(false, "activations in f32 have no GPU kernel")?,
         Device::Meta => {}
     }
     Ok(())

@@ -8,8 +8,3 @@ pub(super) fn is_values(check: Check, tensor: &Tensor, shape: &[usize]) -> Resul
     let dtype = if tensor.dtype() == DType::F32 { DType::F32 } else { DType::Bf16 };
     check.is(tensor, dtype, shape)
 }
-
-/// The error of an op that has only a reference kernel.
-pub(super) fn no_gpu_kernel(check: Check) -> Result<(), OpError> {
-    check.that(false, "there is no GPU kernel yet; run the image encoder on the CPU")
-}

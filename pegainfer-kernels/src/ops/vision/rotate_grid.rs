@@ -1,7 +1,8 @@
 //! Rotary position embeddings of two dimensions.
 
-use super::operands::{is_values, no_gpu_kernel};
+use super::operands::is_values;
 use crate::cpu::vision::positions as cpu;
+use crate::cuda;
 use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -11,25 +12,19 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Rotates each head of queries and keys, in place: element `i < head_dim / 2` and element `i + head_dim / 2` by one
 /// angle. The first `head_dim / 4` angles are those of the patch's row, the others those of its column.
 ///
-/// `qkv`: `[n, 3 * heads * head_dim]` bf16 or f32, queries, then keys, then values, which stay; `positions`: `[n, 2]`
+/// `qkv`: `[n, 3, heads, head_dim]` bf16 or f32, queries, then keys, then values, which stay; `positions`: `[n, 2]`
 /// u32, row and column; `table`: `[positions, head_dim / 2]` f32, cosines and sines of `head_dim / 4` angles each:
 /// [`rope_table`](crate::ops::rope_table) for heads of `head_dim / 2`. f32 with one rounding.
 ///
 /// # Errors
-/// Wrong shapes or dtypes; on the CPU, a position outside the table; a GPU.
-pub fn rotate_grid(
-    exec: &mut Exec,
-    table: &Tensor,
-    positions: &Tensor,
-    heads: usize,
-    qkv: &mut Tensor,
-) -> Result<(), OpError> {
+/// Wrong shapes or dtypes; on the CPU, a position outside the table, which stops a GPU.
+pub fn rotate_grid(exec: &mut Exec, table: &Tensor, positions: &Tensor, qkv: &mut Tensor) -> Result<(), OpError> {
     let check = Check("rotate_grid");
-    let ((n, width), (sides, half)) = (qkv.rows_cols(), table.rows_cols());
-    check.that(half.is_multiple_of(2) && width == 6 * heads * half, "the heads are not twice as wide as the table")?;
+    let ([n, heads], (sides, half)) = (dimensions(qkv), table.rows_cols());
+    check.that(half.is_multiple_of(2), "the angles of rows and of columns differ in number")?;
     check.is(table, DType::F32, &[sides, half])?;
     check.is(positions, DType::U32, &[n, 2])?;
-    is_values(check, qkv, &[n, width])?;
+    is_values(check, qkv, &[n, 3, heads, 2 * half])?;
     exec.record(|_| {
         let bytes = qkv.bytes() / 3 * 4 + positions.bytes() + (2 * n * half * DType::F32.size()) as u64;
         let flops = 2 * qkv.elements() as u64;
@@ -45,10 +40,15 @@ pub fn rotate_grid(
                 _ => cpu::rotate_grid::<bf16>(table.host(), positions, 2 * half, qkv.host_mut()),
             }
         }
-        Device::Cuda => no_gpu_kernel(check)?,
+        Device::Cuda => cuda::vision::rotate_grid(exec, table, positions, (heads, qkv))?,
         Device::Meta => {}
     }
     Ok(())
+}
+
+/// Rows and heads of queries, keys and values.
+fn dimensions(qkv: &Tensor) -> [usize; 2] {
+    [0, 2].map(|i| qkv.shape().get(i).copied().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -67,8 +67,8 @@ mod tests {
                 let mut positions = host.zeros("positions", &[n, 2], DType::U32);
                 positions.host_mut::<u32>().copy_from_slice(&places);
                 let table = rope_table(&mut host.exec, 50, head_dim / 2, 10_000.0).unwrap();
-                let mut qkv = host.bf16("qkv", &[n, 3 * width], &x);
-                rotate_grid(&mut host.exec, &table, &positions, heads, &mut qkv).unwrap();
+                let mut qkv = host.bf16("qkv", &[n, 3, heads, head_dim], &x);
+                rotate_grid(&mut host.exec, &table, &positions, &mut qkv).unwrap();
                 let rotated = |i: usize| {
                     let (row, at) = (i / (3 * width), i % (3 * width));
                     if at >= 2 * width {

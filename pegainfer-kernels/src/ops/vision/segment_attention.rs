@@ -1,43 +1,36 @@
 //! Attention without a mask inside segments.
 
-use super::operands::{is_values, no_gpu_kernel};
+use super::operands::is_values;
 use crate::cpu::vision::attention::{self as cpu, MAX_HEAD_DIM, Shape};
+use crate::cuda;
 use crate::ops::check::Check;
+use crate::patches::Segments;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Consecutive rows that attend to each other: the patches of an image.
-#[derive(Debug, Clone, Copy)]
-pub struct Segments<'a> {
-    /// Segment `i` has the rows `indptr[i]..indptr[i + 1]`, `[segments + 1]` u32.
-    pub indptr: &'a Tensor,
-    /// Sum of the squares of their lengths: the number of scores of a head.
-    pub scores: u64,
-}
-
 /// `out = softmax(q kᵀ * scale) v` inside each segment, every row with all rows of its segment.
 ///
-/// `qkv`: `[n, 3 * heads * head_dim]` bf16 or f32: queries, keys, values; `out`: `[n, heads * head_dim]` of the same
+/// `qkv`: `[n, 3, heads, head_dim]` bf16 or f32: queries, keys, values; `out`: `[n, heads * head_dim]` of the same
 /// type; `segments`: the rows `0..n`. `head_dim` is a multiple of 8, at most 128. Scores, softmax and sums are f32,
 /// with one final rounding. A segment does not depend on the others.
 ///
 /// # Errors
-/// Wrong shapes or dtypes; on the CPU, segments that are not the rows in order; a GPU.
+/// Wrong shapes or dtypes; on the CPU, segments that are not the rows in order.
 pub fn segment_attention(
     exec: &mut Exec,
     qkv: &Tensor,
     segments: Segments<'_>,
-    (heads, scale): (usize, f32),
+    scale: f32,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("segment_attention");
-    let ((n, width), Segments { indptr, scores }) = (out.rows_cols(), segments);
-    let head_dim = width / heads.max(1);
-    let supported = heads * head_dim == width && head_dim.is_multiple_of(8) && (8..=MAX_HEAD_DIM).contains(&head_dim);
+    let Segments { indptr, scores } = segments;
+    let [n, heads, head_dim] = [0, 2, 3].map(|i| qkv.shape().get(i).copied().unwrap_or(0));
+    let (width, supported) = (heads * head_dim, head_dim.is_multiple_of(8) && (8..=MAX_HEAD_DIM).contains(&head_dim));
     check.that(supported, "the values of a head are no multiple of 8 up to 128")?;
-    is_values(check, qkv, &[n, 3 * width])?;
+    is_values(check, qkv, &[n, 3, heads, head_dim])?;
     check.is(out, qkv.dtype(), &[n, width])?;
     check.is(indptr, DType::U32, &[indptr.elements()])?;
     exec.record(|_| OpRecord::new(check.0, "tiles", &[qkv, indptr], &[out], 4 * scores * width as u64));
@@ -53,7 +46,7 @@ pub fn segment_attention(
                 _ => cpu::segment_attention::<bf16>(isa, qkv.host(), ranges, shape, out.host_mut(), scratch),
             }
         }
-        Device::Cuda => no_gpu_kernel(check)?,
+        Device::Cuda => cuda::vision::segment_attention(exec, qkv, indptr, scale, out)?,
         Device::Meta => {}
     }
     Ok(())
@@ -83,10 +76,10 @@ mod tests {
                 let ends = [0u32, 1, 18, 18, 50, 57];
                 let (n, width, scale) = (57, heads * head_dim, (head_dim as f32).sqrt().recip());
                 let x = bf16s(n * 3 * width, 1);
-                let (qkv, indptr) = (host.bf16("qkv", &[n, 3 * width], &x), host.u32("indptr", &ends));
+                let (qkv, indptr) = (host.bf16("qkv", &[n, 3, heads, head_dim], &x), host.u32("indptr", &ends));
                 let mut out = host.zeros("out", &[n, width], DType::Bf16);
                 let segments = Segments { indptr: &indptr, scores: 0 };
-                segment_attention(&mut host.exec, &qkv, segments, (heads, scale), &mut out).unwrap();
+                segment_attention(&mut host.exec, &qkv, segments, scale, &mut out).unwrap();
                 for ends in ends.windows(2).map(|ends| [ends[0] as usize, ends[1] as usize]) {
                     let rows = &x[3 * ends[0] * width..3 * ends[1] * width];
                     for (query, head) in (ends[0]..ends[1]).flat_map(|query| (0..heads).map(move |h| (query, h))) {
@@ -96,10 +89,11 @@ mod tests {
                     }
                 }
                 // The third segment alone.
-                let (alone, indptr) = (host.bf16("qkv", &[32, 3 * width], &x[54 * width..150 * width]), [0, 32]);
+                let (alone, indptr) =
+                    (host.bf16("qkv", &[32, 3, heads, head_dim], &x[54 * width..150 * width]), [0, 32]);
                 let (indptr, mut second) = (host.u32("indptr", &indptr), host.zeros("out", &[32, width], DType::Bf16));
                 let segments = Segments { indptr: &indptr, scores: 0 };
-                segment_attention(&mut host.exec, &alone, segments, (heads, scale), &mut second).unwrap();
+                segment_attention(&mut host.exec, &alone, segments, scale, &mut second).unwrap();
                 assert_eq!(second.host::<bf16>(), &out.host::<bf16>()[18 * width..50 * width]);
             }
         });
@@ -108,11 +102,11 @@ mod tests {
     #[test]
     fn wrong_segments_are_refused() {
         let mut host = Host { exec: Exec::cpu(pegainfer_core::isa::Isa::best(), Some(1)).unwrap() };
-        let (qkv, mut out) = (host.zeros("qkv", &[4, 48], DType::F32), host.zeros("out", &[4, 16], DType::F32));
+        let (qkv, mut out) = (host.zeros("qkv", &[4, 3, 2, 8], DType::F32), host.zeros("out", &[4, 16], DType::F32));
         for ends in [&[0u32, 3][..], &[1, 4], &[0, 3, 2, 4]] {
             let indptr = host.u32("indptr", ends);
             let segments = Segments { indptr: &indptr, scores: 0 };
-            let error = segment_attention(&mut host.exec, &qkv, segments, (2, 1.0), &mut out).unwrap_err();
+            let error = segment_attention(&mut host.exec, &qkv, segments, 1.0, &mut out).unwrap_err();
             assert!(error.message.contains("not the rows in order"), "{error}");
         }
     }
