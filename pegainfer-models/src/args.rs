@@ -127,6 +127,9 @@ pub struct EngineArgs {
     /// expert 0, to measure uneven routing
     #[arg(long)]
     pub dummy_router_skew: bool,
+    /// Serve a model that reads images without its image encoder, as a model of text
+    #[arg(long)]
+    pub language_model_only: bool,
     /// Extend the context with YaRN, instead of config.json's rope_scaling: {"rope_type": "yarn", "factor": 4.0,
     /// "original_max_position_embeddings": 32768}. Qwen3 and Qwen3.5
     #[arg(long, value_name = "JSON", value_parser = parse_object)]

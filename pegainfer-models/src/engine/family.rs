@@ -7,8 +7,11 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::weights::Checkpoint;
+use pegainfer_model_files::ModelFiles;
 use pegainfer_runtime::{AdapterLoader, ConfigFile, GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
 use pegainfer_terminal::progress::{Progress, Unit};
+use serde_json::Value;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -169,12 +172,26 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
     })
 }
 
+/// True if the checkpoint in a directory has an image encoder that the flags want. Copies of the text model alone often
+/// keep the `vision_config` of the whole model. A checkpoint that cannot be read has none: loading reports its error.
+fn reads_images(dir: &Path, args: &EngineArgs) -> bool {
+    if args.language_model_only {
+        return false;
+    }
+    let config = ModelFiles::open(dir).and_then(|files| files.read("config.json")).ok().flatten();
+    let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
+    let is_described = config.is_some_and(|config| config["vision_config"].is_object());
+    let has_encoder =
+        || Checkpoint::open(dir).is_ok_and(|weights| weights.names().any(|name| name.contains("visual.")));
+    is_described && (args.load_format == LoadFormat::Dummy || has_encoder())
+}
+
 /// The load options of a runtime model, set by the flags.
 fn load_options<M: Model>(dir: &Path, args: &EngineArgs) -> LoadOptions<M::Options> {
     LoadOptions {
         model: M::Options::default(),
         model_path: dir.to_path_buf(),
-        overrides: args.overrides(),
+        overrides: Overrides { images: reads_images(dir, args), ..args.overrides() },
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map(Into::into),

@@ -147,6 +147,7 @@ fn inherit(own: &mut EngineArgs, base: &EngineArgs, table: &Table) {
         "threads": threads,
         "load-format": load_format,
         "dummy-router-skew": dummy_router_skew,
+        "language-model-only": language_model_only,
         "rope-scaling": rope_scaling,
         "step-deadline": step_deadline,
     );
