@@ -2,6 +2,7 @@
 
 use super::event::{Event, Run};
 use pegainfer_core::adapter::AdapterId;
+use pegainfer_core::images::IMAGE_KEY;
 use pegainfer_core::kv::{ContentName, KvChange, Medium, StoredRun};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ struct Block {
 #[derive(Debug, Default)]
 pub(super) struct Mirror {
     blocks: HashMap<ContentName, Block>,
+    /// Id of the tokens of images, if the model reads images.
+    image_token: Option<u32>,
 }
 
 /// Finds the name of an adapter.
@@ -38,6 +41,11 @@ fn place(medium: Medium) -> usize {
 }
 
 impl Mirror {
+    /// A mirror without blocks. Tokens of images have this id.
+    pub fn new(image_token: Option<u32>) -> Self {
+        Self { blocks: HashMap::new(), image_token }
+    }
+
     /// Number of blocks.
     pub fn len(&self) -> usize {
         self.blocks.len()
@@ -72,7 +80,11 @@ impl Mirror {
     }
 
     fn store(&mut self, run: StoredRun, adapters: AdapterNames<'_>, events: &mut Vec<Event>) {
-        let StoredRun { medium, root, mut parent, names, tokens } = run;
+        let StoredRun { medium, root, mut parent, names, mut tokens } = run;
+        // The index has keys of images instead of their token ids.
+        if let Some(id) = self.image_token {
+            tokens.iter_mut().filter(|token| **token & IMAGE_KEY != 0).for_each(|token| *token = id);
+        }
         if root.salt != 0 || names.is_empty() {
             return;
         }
@@ -250,6 +262,15 @@ mod tests {
             ]
         );
         assert_eq!(mirror.dump(), [Event::Stored(run(None, &[1, 2], &[10, 11, 20, 21]))]);
+    }
+
+    #[test]
+    fn tokens_of_images_have_their_id() {
+        let mut mirror = Mirror::new(Some(9));
+        let keys = stored(None, &[1, 2], &[7, IMAGE_KEY | 3, IMAGE_KEY, 8]);
+        let published = Event::Stored(run(None, &[1, 2], &[7, 9, 9, 8]));
+        assert_eq!(mirror.apply(vec![KvChange::Stored(keys)], &no_adapters), std::slice::from_ref(&published));
+        assert_eq!(mirror.dump(), [published]);
     }
 
     #[test]

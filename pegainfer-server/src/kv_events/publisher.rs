@@ -79,7 +79,7 @@ impl Publisher {
             Ok(tasks) => tasks,
             Err(error) => return log::error!("KV events are not published: {error}"),
         };
-        let (mirror, is_lost) = (Mirror::default(), false);
+        let (mirror, is_lost) = (Mirror::new(engine.limits().image_token), false);
         let mut running = Running { config, engine, rank, pool, is_lost, adapters, mirror, shared, all_sent };
         // Subscribers of an earlier process forget what they know.
         running.send(vec![Event::Cleared]);
@@ -185,7 +185,7 @@ impl Running {
 
     /// Publishes that nothing is cached any more.
     fn clear(&mut self) {
-        self.mirror = Mirror::default();
+        self.mirror = Mirror::new(self.engine.limits().image_token);
         self.send(vec![Event::Cleared]);
     }
 
