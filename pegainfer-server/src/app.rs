@@ -45,8 +45,8 @@ pub struct Options {
     pub cors: Cors,
     /// True if control tokens in messages are treated as plain text.
     pub plain_messages: bool,
-    /// Maximum size of a request body, in bytes.
-    pub max_body: usize,
+    /// Maximum size of a request body, in bytes; `None` for the default, which depends on what the models read.
+    pub max_body: Option<usize>,
     /// Time after which a request is cancelled.
     pub request_timeout: Option<Duration>,
     /// Maximum time for which a client may be inactive: sends no byte of a body, reads no byte of a response, or does
@@ -84,7 +84,7 @@ impl Default for Options {
             trusted_proxies: TrustedProxies::default(),
             allowed_hosts: AllowedHosts::default(),
             cors: Cors::default(),
-            max_body: 8 << 20,
+            max_body: None,
             request_timeout: None,
             client_timeout: Duration::from_secs(60),
             keep_alive_interval: Duration::from_secs(15),

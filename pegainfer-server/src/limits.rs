@@ -2,8 +2,9 @@
 
 use crate::budget;
 use clap::{Args, Command, FromArgMatches};
+use pegainfer_images::ImageLimits;
 use pegainfer_terminal::values::parse_bytes;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 
 /// Flags that limit what requests may take.
 #[derive(Debug, Clone, Args)]
@@ -35,6 +36,40 @@ pub struct Limits {
     /// Share cached prefixes between API keys; one key can then find out what another one has sent
     #[arg(long)]
     pub share_prefix_cache: bool,
+    /// Limits of images.
+    #[command(flatten)]
+    pub images: ImageFlags,
+}
+
+/// Flags that limit images, for models that read them.
+#[derive(Debug, Clone, Args)]
+pub struct ImageFlags {
+    /// Maximum number of tokens of an image; larger images are scaled down
+    #[arg(long, value_name = "TOKENS", default_value = "4096")]
+    pub max_image_tokens: NonZeroU32,
+    /// Maximum number of images of a request
+    #[arg(long, value_name = "N", default_value = "64")]
+    pub max_images: NonZeroUsize,
+    /// Maximum size of an image's file
+    #[arg(long, value_name = "BYTES", default_value = "20M", value_parser = parse_bytes)]
+    pub max_image_bytes: u64,
+    /// Maximum number of pixels of an image, width times height
+    #[arg(long, value_name = "PIXELS", default_value = "67108864")]
+    pub max_image_pixels: u64,
+    /// Memory for the images of all open requests, half of it while they are decoded; requests wait for their share
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
+    pub max_image_memory: u64,
+}
+
+impl ImageFlags {
+    /// Limits of one image.
+    pub fn of_image(&self) -> ImageLimits {
+        ImageLimits {
+            max_bytes: usize::try_from(self.max_image_bytes).unwrap_or(usize::MAX),
+            max_pixels: self.max_image_pixels,
+            ..ImageLimits::default()
+        }
+    }
 }
 
 impl Default for Limits {

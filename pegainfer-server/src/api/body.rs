@@ -171,7 +171,7 @@ struct Received {
 }
 
 async fn receive(body: Body, tenant: Tenant, headers: &HeaderMap, state: &AppState) -> Result<Received, ApiError> {
-    let (options, limit) = (&state.options, state.options.max_body);
+    let (options, limit) = (&state.options, state.max_body());
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     // Refuse a client that sends `Expect: 100-continue` immediately (curl sends it for large bodies).
     if headers.contains_key(header::EXPECT) && announced.is_some_and(|length| length > limit) {

@@ -2,7 +2,8 @@
 //! [`SubmittedChat`](super::submitted_chat::SubmittedChat).
 
 use super::conversation::Conversation;
-use super::message::{Arguments, Message, Role, ToolCall, left_out};
+use super::images::{ImagePart, ImagePixels, ImageSource, Unread, invalid as invalid_image};
+use super::message::{Arguments, Message, Part, Role, ToolCall, left_out};
 use super::policy::FieldPolicy;
 use super::schema::Body;
 use super::schema::chat::{ChatFields, TokensFields};
@@ -72,7 +73,9 @@ pub fn read_conversation(body: &mut Body<'_>) -> Result<Conversation, ApiError> 
         reasoning_effort,
         add_generation_prompt,
         continue_final_message,
+        mm_processor_kwargs,
     } = body.read()?;
+    let Object(pixels) = mm_processor_kwargs.unwrap_or_default();
     let structure: StructureFields = body.read()?;
     let conversation = Conversation {
         messages: read_messages(messages, body)?,
@@ -82,6 +85,10 @@ pub fn read_conversation(body: &mut Body<'_>) -> Result<Conversation, ApiError> 
         effort: reasoning_effort,
         add_generation_prompt: add_generation_prompt.unwrap_or(continue_final_message != Some(true)),
         continue_final_message: continue_final_message.unwrap_or(false),
+        image_pixels: ImagePixels {
+            min: pixels.min_pixels.map(|pixels| pixels.count() as u64),
+            max: pixels.max_pixels.map(|pixels| pixels.count() as u64),
+        },
         ..Conversation::default()
     };
     conversation.check()
@@ -130,45 +137,60 @@ fn read_message(i: usize, message: MessageFields, body: &mut Body<'_>) -> Result
         tool_calls: calls.map(|Object(call)| read_call(i, call)).collect::<Result<_, _>>()?,
         tool_call_id: message.tool_call_id,
         rest,
-        ..Message::new(role, read_content(i, role, message.content, body)?)
+        ..read_content(i, role, message.content, body)?
     })
 }
 
-/// Text of a content: a string, a list of text parts (joined by line breaks, as in vLLM), or nothing. In a tool's
-/// result, other parts are replaced by a note and reported: a refusal would end the conversation, because the client
-/// sends the result again with every turn.
-fn read_content(i: usize, role: Role, content: Option<ContentField>, body: &mut Body<'_>) -> Result<String, ApiError> {
+/// A message of this content: a string, a list of parts, or nothing. In a tool's result, parts that the model does not
+/// read are replaced by a note and reported: a refusal would end the conversation, because the client sends the result
+/// again with every turn.
+fn read_content(i: usize, role: Role, content: Option<ContentField>, body: &mut Body<'_>) -> Result<Message, ApiError> {
     let parts = match content {
-        None => return Ok(String::new()),
-        Some(ContentField::Text(text)) => return Ok(text),
+        None => return Ok(Message::new(role, "")),
+        Some(ContentField::Text(text)) => return Ok(Message::new(role, text)),
         Some(ContentField::Other(parts)) => parts,
     };
-    let text = |part| match part {
-        ContentPart::Text(text) => Ok(text),
-        ContentPart::Other(ContentPartFields { kind, text, refusal, .. }) => {
-            match (kind.as_deref(), text.or(refusal)) {
-                (Some("text" | "refusal"), Some(text)) => Ok(text),
-                (Some("text"), None) => {
-                    Err(invalid(format!("messages[{i}].content has a text part whose text is not a string")))
-                }
-                (Some(other), _) if role == Role::Tool => {
-                    let kind = truncate_for_error(other);
-                    body.ignore(format!("messages[].content[].{kind}"));
-                    Ok(left_out(kind.strip_suffix("_url").unwrap_or(&kind)))
-                }
-                (Some(other), _) => {
-                    let message = format!(
-                        "messages[{i}].content has a part of type {:?}: this model reads only text",
-                        truncate_for_error(other)
-                    );
-                    Err(invalid(message).with_code("unsupported_parameter"))
-                }
-                (None, _) => Err(invalid(format!("messages[{i}].content has a part without a type"))),
-            }
+    let parts = parts.into_iter().enumerate().map(|(j, part)| match part {
+        ContentPart::Text(text) => Ok(Part::Text(text)),
+        ContentPart::Other(part) => read_part((i, j), role, part, body),
+    });
+    Ok(Message::of_parts(role, parts.collect::<Result<_, _>>()?))
+}
+
+/// Reads part `j` of message `i`.
+fn read_part(
+    (i, j): (usize, usize),
+    role: Role,
+    part: ContentPartFields,
+    body: &mut Body<'_>,
+) -> Result<Part, ApiError> {
+    let ContentPartFields { kind, text, refusal, image_url, uuid, .. } = part;
+    let Some(kind) = kind else { return Err(invalid(format!("messages[{i}].content has a part without a type"))) };
+    match (kind.as_str(), text.or(refusal)) {
+        ("text" | "refusal", Some(text)) => return Ok(Part::Text(text)),
+        ("text", None) => {
+            return Err(invalid(format!("messages[{i}].content has a text part whose text is not a string")));
         }
+        _ => {}
+    }
+    let (at, kind) = (format!("messages[{i}].content[{j}]"), truncate_for_error(&kind));
+    let field = format!("messages[].content[].{kind}");
+    let unread = if role == Role::Tool {
+        Unread::Note { note: left_out(kind.strip_suffix("_url").unwrap_or(&kind)), field }
+    } else {
+        let message = format!("messages[{i}].content has a part of type {kind:?}: this model reads only text");
+        Unread::Refused(invalid(message).with_code("unsupported_parameter"))
     };
-    let texts: Vec<String> = parts.into_iter().map(text).collect::<Result<_, _>>()?;
-    Ok(texts.join("\n"))
+    let refused = |message: &str| Err(invalid_image("messages", &at, message));
+    let source = match (kind.as_str(), role) {
+        ("image_url", Role::System) => refused("a system message has no images; send them in a user message"),
+        ("image_url", _) if uuid.is_some() => refused("uuid is not implemented; leave it out"),
+        ("image_url", _) => ImageSource::openai(("messages", &at), image_url, None),
+        (_, Role::Tool) => return Ok(Part::Text(unread.text_for(body)?)),
+        _ => Err(invalid(format!("{at} is of type {kind:?}: this model reads only text and images"))
+            .with_code("unsupported_parameter")),
+    };
+    Ok(Part::Image(Box::new(ImagePart { at, source, unread })))
 }
 
 /// OpenAI sends arguments as a string of JSON.

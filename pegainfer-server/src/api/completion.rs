@@ -165,7 +165,10 @@ async fn tokenized(
     match prompts {
         PromptInput::Ids(prompts) => {
             let vocab_size = model.model.engine.limits().vocab_size;
-            prompts.iter().try_for_each(|ids| check_vocabulary(ids, vocab_size, field))?;
+            for ids in &prompts {
+                check_vocabulary(ids, vocab_size, field)?;
+                model.refuse_image_tokens(ids, field)?;
+            }
             Ok(prompts)
         }
         PromptInput::Texts(texts) if texts.is_empty() => {
@@ -177,7 +180,9 @@ async fn tokenized(
             }
             let encode = encode(texts, params.add_special_tokens.unwrap_or(true));
             let encoded = model.tokenize(&context.hold, encode).await?;
-            encoded.map_err(|error| ApiError::invalid(field, error.to_string()))
+            let prompts = encoded.map_err(|error| ApiError::invalid(field, error.to_string()))?;
+            prompts.iter().try_for_each(|ids| model.refuse_image_tokens(ids, field))?;
+            Ok(prompts)
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Messages, tools and template arguments of a chat.
 
+use super::images::{ImagePixels, Sources};
 use super::message::{Message, Role};
 use super::model_state::ModelState;
 use super::schema::conversation::Effort;
@@ -51,6 +52,10 @@ pub struct Conversation {
     pub names: &'static FieldNames,
     /// The messages, at least one.
     pub messages: Vec<Message>,
+    /// The images of the messages, once they are taken.
+    pub images: Sources,
+    /// Areas of images that the request asks for.
+    pub image_pixels: ImagePixels,
     /// Token ids of the prompt, if somebody else rendered the messages.
     pub rendered: Option<Vec<u32>>,
     /// Functions that the model may or has to call.
@@ -93,8 +98,33 @@ impl Conversation {
         Ok(self)
     }
 
+    /// Fits the conversation to the model: sets the template's arguments for the effort, and takes the images or what
+    /// models of text read instead. Returns the names of fields that this model ignores.
+    pub fn fit(&mut self, state: &ModelState) -> Result<Vec<String>, ApiError> {
+        let mut ignored: Vec<String> = self.set_effort(state)?.map(str::to_owned).into_iter().collect();
+        if state.model.text.images.is_none() {
+            if self.image_pixels != ImagePixels::default() {
+                let message = "mm_processor_kwargs is not implemented by this endpoint: only an empty value is \
+                               accepted, got an object";
+                return Err(ApiError::invalid("mm_processor_kwargs", message).with_code("unsupported_parameter"));
+            }
+            self.messages.iter_mut().try_for_each(|message| message.leave_out_images(&mut ignored))?;
+            return Ok(ignored);
+        }
+        let max_images = state.options.limits.images.max_images.get();
+        self.images = Sources::take(&mut self.messages, self.names.messages, (max_images, self.image_pixels))?;
+        if self.rendered.is_some() && !self.images.images.is_empty() {
+            let message = "tokens cannot be combined with images: leave out tokens";
+            return Err(ApiError::invalid("tokens", message).with_code("unsupported_parameter"));
+        }
+        if let Some(ids) = &self.rendered {
+            state.refuse_image_tokens(ids, "tokens")?;
+        }
+        Ok(ignored)
+    }
+
     /// Sets the template's arguments for the effort. Returns the name of its field if this model ignores it.
-    pub fn set_effort(&mut self, state: &ModelState) -> Result<Option<&'static str>, ApiError> {
+    fn set_effort(&mut self, state: &ModelState) -> Result<Option<&'static str>, ApiError> {
         let (Some(effort), Some(template)) = (self.effort, &state.model.text.checkpoint.template) else {
             return Ok(None);
         };

@@ -76,6 +76,8 @@ pub enum StopReason {
 pub struct Counts {
     /// Number of prompt tokens.
     pub prompt: usize,
+    /// Number of prompt tokens that stand for images.
+    pub image_tokens: usize,
     /// Number of tokens generated so far, including the stop token.
     pub completion: usize,
     /// Number of prompt tokens found in the prefix cache.

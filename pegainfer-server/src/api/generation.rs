@@ -5,10 +5,12 @@ mod collect;
 mod submit;
 
 use super::delta::{Counts, Delta, Finish, PromptInfo, StopReason};
+use super::images::Pictures;
 use super::quota::OpenRequest;
 use super::timings::Timings;
 use crate::adapters::OpenAdapter;
 use crate::error::{ApiError, truncate_for_error};
+use crate::fair_queue::Permits;
 use crate::lifecycle::Deadline;
 use crate::metrics::{Outcome, RequestRecord};
 use crate::models::Lease;
@@ -66,6 +68,8 @@ pub struct Generation {
     reserved: Option<Reservation>,
     /// Entry of the request in the recording, if the server records.
     recording: Option<Recording>,
+    /// Memory of the prompt's images.
+    _pictures: Option<Arc<Permits>>,
     /// Keeps the model in memory; dropped last.
     _model: Arc<Lease>,
 }
@@ -101,6 +105,11 @@ impl Generation {
     /// The vector of the prompt, if the request asked for it and the engine has reported it.
     pub fn take_vector(&mut self) -> Option<Box<[f32]>> {
         self.vector.take()
+    }
+
+    /// Keeps the memory of the prompt's images until the choice is dropped.
+    pub fn keep_pictures(&mut self, pictures: &Pictures) {
+        self._pictures = pictures.permits();
     }
 
     /// Token counts so far.

@@ -1,5 +1,7 @@
 //! Messages of a conversation, whichever API they came through, and their form in chat templates.
 
+use super::images::ImagePart;
+use crate::error::ApiError;
 use pegainfer_text::{CutString, complete_object};
 use serde_json::{Map, Value, json};
 
@@ -47,8 +49,10 @@ impl Role {
 pub struct Message {
     /// Author.
     pub role: Role,
-    /// Text; may be empty.
+    /// Text; may be empty. Of a message with an image, the texts are in `parts`.
     pub text: String,
+    /// Texts and images of a message with an image; otherwise empty.
+    pub parts: Vec<Part>,
     /// Reasoning before the text, for an assistant's message.
     pub reasoning: Option<String>,
     /// Calls that the assistant made after the text.
@@ -57,6 +61,15 @@ pub struct Message {
     pub tool_call_id: Option<String>,
     /// Other fields for the chat template.
     pub rest: Map<String, Value>,
+}
+
+/// A part of a message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Part {
+    /// A text.
+    Text(String),
+    /// An image, or another part that models of text do not read.
+    Image(Box<ImagePart>),
 }
 
 /// A call that the assistant made.
@@ -93,7 +106,81 @@ impl Message {
     /// A message that has only text.
     pub fn new(role: Role, text: impl Into<String>) -> Self {
         let (reasoning, tool_calls, tool_call_id, rest) = (None, Vec::new(), None, Map::new());
-        Self { role, text: text.into(), reasoning, tool_calls, tool_call_id, rest }
+        Self { role, text: text.into(), parts: Vec::new(), reasoning, tool_calls, tool_call_id, rest }
+    }
+
+    /// A message that has only these parts.
+    pub fn of_parts(role: Role, parts: Vec<Part>) -> Self {
+        let mut message = Self::new(role, "");
+        message.set_parts(parts);
+        message
+    }
+
+    /// Replaces the content. Without an image, texts are joined by line breaks, as in vLLM.
+    pub fn set_parts(&mut self, parts: Vec<Part>) {
+        if parts.iter().any(|part| matches!(part, Part::Image(_))) {
+            (self.text, self.parts) = (String::new(), parts);
+            return;
+        }
+        let texts = parts.into_iter().map(|part| match part {
+            Part::Text(text) => text,
+            Part::Image(_) => String::new(),
+        });
+        (self.text, self.parts) = (texts.collect::<Vec<_>>().join("\n"), Vec::new());
+    }
+
+    /// True if the content is empty.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.parts.is_empty()
+    }
+
+    /// Begins the content with this text.
+    pub fn prepend(&mut self, text: &str) {
+        match self.parts.first_mut() {
+            None => self.text.insert_str(0, text),
+            Some(Part::Text(first)) => first.insert_str(0, text),
+            Some(Part::Image(_)) => self.parts.insert(0, Part::Text(text.to_owned())),
+        }
+    }
+
+    /// Adds a line of text at the end of the content.
+    pub fn append_line(&mut self, text: &str) {
+        match self.parts.last_mut() {
+            None => self.text = format!("{}\n{text}", self.text),
+            Some(Part::Text(last)) => *last = format!("{last}\n{text}"),
+            Some(Part::Image(_)) => self.parts.push(Part::Text(text.to_owned())),
+        }
+    }
+
+    /// The texts of the content.
+    pub fn texts_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut String> {
+        let texts = self.parts.iter_mut().filter_map(|part| match part {
+            Part::Text(text) => Some(text),
+            Part::Image(_) => None,
+        });
+        std::iter::once(&mut self.text).chain(texts)
+    }
+
+    /// The images of the content.
+    pub fn images_mut(&mut self) -> impl Iterator<Item = &mut ImagePart> {
+        self.parts.iter_mut().filter_map(|part| match part {
+            Part::Text(_) => None,
+            Part::Image(image) => Some(&mut **image),
+        })
+    }
+
+    /// Replaces images by what models of text read instead. `ignored` receives the names of fields that have no effect.
+    pub fn leave_out_images(&mut self, ignored: &mut Vec<String>) -> Result<(), ApiError> {
+        if self.parts.is_empty() {
+            return Ok(());
+        }
+        let text = |part| match part {
+            Part::Text(text) => Ok(text),
+            Part::Image(image) => image.unread.text(ignored),
+        };
+        let texts: Vec<String> = std::mem::take(&mut self.parts).into_iter().map(text).collect::<Result<_, _>>()?;
+        self.text = texts.join("\n");
+        Ok(())
     }
 
     /// Turns arguments into objects, for templates that need objects. A call that was cut off keeps its complete part.
@@ -105,12 +192,12 @@ impl Message {
         }
     }
 
-    /// The message in the format of chat templates: OpenAI's, with a string as content, objects as arguments, and the
-    /// reasoning under the older of its two names.
+    /// The message in the format of chat templates: OpenAI's, with a string as content or a list if there are images,
+    /// objects as arguments, and the reasoning under the older of its two names.
     pub fn to_template(&self) -> Value {
         let mut message = Map::new();
         message.insert("role".into(), self.role.in_templates().into());
-        message.insert("content".into(), self.text.as_str().into());
+        message.insert("content".into(), self.content());
         if let Some(reasoning) = &self.reasoning {
             message.insert("reasoning_content".into(), reasoning.as_str().into());
         }
@@ -122,6 +209,18 @@ impl Message {
         }
         message.extend(self.rest.clone());
         Value::Object(message)
+    }
+
+    /// Templates take any part with a key `image` or `image_url` for an image, so parts have no other keys.
+    fn content(&self) -> Value {
+        if self.parts.is_empty() {
+            return self.text.as_str().into();
+        }
+        let part = |part: &Part| match part {
+            Part::Text(text) => json!({"type": "text", "text": text}),
+            Part::Image(_) => json!({"type": "image"}),
+        };
+        self.parts.iter().map(part).collect()
     }
 }
 

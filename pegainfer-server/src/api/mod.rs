@@ -39,6 +39,7 @@ mod early_head;
 mod generation;
 mod grpc;
 mod hold;
+mod images;
 mod info;
 mod json_size;
 mod large_response;

@@ -77,11 +77,13 @@ pub enum ModelCard {
         weight_bytes: Option<u64>,
         /// generate, embed or rerank; null before the model was loaded once.
         task: Option<&'static str>,
+        /// text, or text and image; null before the model was loaded once.
+        input_modalities: Option<&'static [&'static str]>,
         /// Always empty.
         permission: [Value; 0],
         /// Size of an adapter.
         #[serde(skip_serializing_if = "Option::is_none")]
-        lora: Option<AdapterSize>,
+        lora: Option<Box<AdapterSize>>,
         /// loaded, loading, unloading, sleeping, unloaded or failed.
         state: &'static str,
         /// Why it failed.
@@ -222,11 +224,10 @@ impl Shown {
             device: model.placement.as_ref().map(|placement| placement.device.clone()),
             weight_bytes: model.placement.as_ref().map(|placement| placement.weight_bytes),
             task: model.task,
+            input_modalities: model.input_modalities,
             permission: [],
-            lora: adapter.map(|AdapterCard { rank, modules, bytes, .. }| AdapterSize {
-                rank: *rank,
-                modules: *modules,
-                bytes: *bytes,
+            lora: adapter.map(|AdapterCard { rank, modules, bytes, .. }| {
+                Box::new(AdapterSize { rank: *rank, modules: *modules, bytes: *bytes })
             }),
             state: model.status.name(),
             error: model.error.clone(),

@@ -114,6 +114,22 @@ impl ModelState {
         hold.tokenize(&self.server, &self.model.text.checkpoint, work).await
     }
 
+    /// Refuses token ids of a client that stand for images, which only chats have.
+    pub fn refuse_image_tokens(&self, ids: &[u32], field: &'static str) -> Result<(), ApiError> {
+        let Some(reader) = &self.model.text.images else { return Ok(()) };
+        match ids.iter().position(|id| *id == reader.token) {
+            None => Ok(()),
+            Some(at) => {
+                let (marker, id) = (reader.marker(), reader.token);
+                let message = format!(
+                    "{field} has the image token {marker} ({id}) at position {at}, but no image: send images as messages \
+                     of /v1/chat/completions"
+                );
+                Err(ApiError::invalid(field, message).with_code("invalid_image"))
+            }
+        }
+    }
+
     /// Refuses a text of `bytes` bytes that cannot fit the context, before it is tokenized.
     pub fn check_length(&self, bytes: usize, field: &'static str) -> Result<(), ApiError> {
         let (min_tokens, max_tokens) =

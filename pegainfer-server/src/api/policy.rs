@@ -206,8 +206,12 @@ impl FieldPolicy {
     }
 
     /// Adds fields without effect to the header.
-    pub fn check_more(&self, header: Option<HeaderValue>, names: &[&str]) -> Result<Option<HeaderValue>, ApiError> {
-        let more = self.check_ignored(names)?;
+    pub fn check_more(
+        &self,
+        header: Option<HeaderValue>,
+        names: &[impl AsRef<str>],
+    ) -> Result<Option<HeaderValue>, ApiError> {
+        let more = self.check_ignored(&names.iter().map(AsRef::as_ref).collect::<Vec<_>>())?;
         let texts = [&header, &more].into_iter().flatten().filter_map(|value| value.to_str().ok());
         let joined = texts.collect::<Vec<_>>().join(", ");
         Ok(if joined.is_empty() { None } else { HeaderValue::try_from(joined).ok() })

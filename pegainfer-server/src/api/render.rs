@@ -2,6 +2,7 @@
 
 use super::body::RequestContext;
 use super::conversation::Conversation;
+use super::images::ImageFiles;
 use super::message::Message;
 use super::model_state::ModelState;
 use super::plain_text::PlainText;
@@ -16,6 +17,7 @@ use pegainfer_text::parser::{
 };
 use pegainfer_text::{ChatTemplate, GrammarSource, ReasoningLimits, Tokenizer};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Options for rendering and tokenizing a conversation.
@@ -45,22 +47,33 @@ pub struct Rendered {
     pub thinking: Option<ReasoningLimits>,
 }
 
+/// A rendered and tokenized conversation.
+pub struct EncodedPrompt {
+    /// Constraints and parsers of the outputs.
+    pub rendered: Rendered,
+    /// Token ids of the prompt.
+    pub ids: Vec<u32>,
+    /// The files of its images.
+    pub images: ImageFiles,
+}
+
 impl Conversation {
-    /// Renders the prompt and tokenizes it, off the async threads. Call `set_effort` first.
+    /// Renders the prompt and tokenizes it, off the async threads. Call `fit` first.
     pub async fn encode(
         mut self,
         state: &ModelState,
         context: &RequestContext,
         options: PromptOptions,
-    ) -> Result<(Rendered, Vec<u32>), ApiError> {
+    ) -> Result<EncodedPrompt, ApiError> {
         let work_state = state.clone();
         let work = move |tokenizer: &Arc<Tokenizer>, cancel: &CancelCheck<'_>| {
             let mut ids = self.rendered.take().unwrap_or_default();
+            let sources = std::mem::take(&mut self.images);
             let mut rendered = self.render(&work_state, options.n, &ids)?;
             rendered.structured = rendered.structured.map(Structured::into_lark).transpose()?;
             if cancel.is_cancelled() {
                 // Nobody waits for the result.
-                return Ok((rendered, Vec::new()));
+                return Ok(EncodedPrompt { rendered, ids: Vec::new(), images: ImageFiles::default() });
             }
             let segments = &rendered.prompt;
             if options.is_bounded {
@@ -72,7 +85,12 @@ impl Conversation {
                 let segment = tokenizer.encode(segment, add_special_tokens);
                 ids.append(&mut segment.map_err(|error| ApiError::invalid("messages", error.to_string()))?);
             }
-            Ok((rendered, ids))
+            let mut images = ImageFiles::default();
+            if let Some(reader) = &work_state.model.text.images {
+                images = sources.open(reader, &work_state.options.limits.images, cancel)?;
+                ids = images.expand(ids, reader)?;
+            }
+            Ok(EncodedPrompt { rendered, ids, images })
         };
         state.tokenize(&context.hold, work).await?
     }
@@ -115,7 +133,7 @@ impl Conversation {
         let prompt = if sent.is_empty() { prompt + &rest } else { rest };
         let parsers = (0..n).map(|_| self.parser(reasoning, tools)).collect::<Result<_, _>>()?;
         let prompt = match plain {
-            Some(plain) => plain.split(&prompt),
+            Some(plain) => plain.segments(prompt),
             None => vec![prompt],
         };
         Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
@@ -135,20 +153,26 @@ impl Conversation {
         }
         // The end of the prompt, if the last message is continued.
         let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
-        let tokenizer = &state.model.text.checkpoint.tokenizer;
-        let plain = state.options.plain_messages.then(|| PlainText::mark(&mut self.messages, tokenizer)).transpose()?;
+        let mut plain = PlainText::new()?;
+        if state.options.plain_messages {
+            plain.mark_messages(&mut self.messages, &state.model.text.checkpoint.tokenizer);
+        }
         let refused = |message: String| ApiError::invalid(self.names.messages, message);
-        let messages: Vec<Value> = self.messages.iter().map(Message::to_template).collect();
-        let tools = shows_tools.then(|| self.tools.shown());
+        let mut messages: Vec<Value> = self.messages.iter().map(Message::to_template).collect();
+        let mut tools = shows_tools.then(|| Cow::Borrowed(self.tools.shown()));
+        if let Some(reader) = &state.model.text.images {
+            let tools = tools.iter_mut().flat_map(|tools| tools.to_mut());
+            messages.iter_mut().chain(tools).for_each(|value| plain.mark_value(value, reader.markers()));
+        }
         let mut prompt = template
-            .render(&messages, tools, self.add_generation_prompt, &self.template_kwargs)
+            .render(&messages, tools.as_deref(), self.add_generation_prompt, &self.template_kwargs)
             .map_err(|e| refused(e.to_string()))?;
         if let Some(mark) = mark {
             let message = "the last message cannot be continued: the chat template does not show its text";
             let end = prompt.rfind(&mark).ok_or_else(|| refused(message.into()))?;
             prompt.truncate(end);
         }
-        Ok((prompt, plain))
+        Ok((prompt, Some(plain)))
     }
 
     /// Disables the reasoning, because the structure covers the whole text.
@@ -225,7 +249,8 @@ impl Conversation {
     /// message may look like the message. The mark is random, so that no message contains it.
     fn mark_end(&mut self) -> Result<String, ApiError> {
         let mark = format!("\u{F8FF}{:016x}\u{F8FF}", random_u64()?);
-        match self.messages.last_mut().map(|message| &mut message.text).filter(|text| !text.trim().is_empty()) {
+        let last = self.messages.last_mut().and_then(|message| message.texts_mut().next_back());
+        match last.filter(|text| !text.trim().is_empty()) {
             Some(text) => {
                 text.truncate(text.trim_end().len());
                 text.push_str(&mark);

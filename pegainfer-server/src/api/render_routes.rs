@@ -4,10 +4,11 @@
 use super::body::{self, RequestContext};
 use super::chat_request::ChatRequest;
 use super::completion::{Completion, CompletionRequest};
+use super::images::Pictures;
 use super::large_response::{self, json_bytes};
 use super::model_state::ModelState;
 use super::policy::with_ignored;
-use super::rendered::{Repeated, TOKEN_BYTES};
+use super::rendered::{IMAGE_BYTES, Repeated, TOKEN_BYTES};
 use super::schema::Body;
 use super::state::AppState;
 use super::submitted_chat::RenderedChat;
@@ -46,9 +47,11 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     let shared = state.clone();
     let request = bytes.parse(&state, move |bytes| ChatRequest::read(Body::parse(bytes)?, &shared.policy)).await?;
     let repeated = Repeated::new(&request.generation, &request.sampling);
-    let RenderedChat { model, params, ids, rendered, logprobs, ignored, .. } =
+    let RenderedChat { model, params, ids, images, rendered, logprobs, ignored, .. } =
         RenderedChat::new(request, &context, &state).await?;
-    let requests = params.requests(ids, usize::MAX, logprobs, None, &model)?;
+    context.hold.keep(size_of_val(ids.as_slice()) + images.bytes());
+    let mut requests = params.requests(ids, usize::MAX, logprobs, None, &model)?;
+    let pictures = Pictures::add(&mut requests, images, &context, &model).await?;
     let request = first(requests, &model, params.names.messages)?;
     // Sampling parameters have no word for a structure after reasoning, nor for a limit of reasoning.
     let (mut structured, mut lost) = (rendered.structured, Vec::new());
@@ -58,7 +61,9 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     }
     let ignored = model.policy.check_more(ignored, &lost)?;
     let tokens = request.prompt.len();
-    let bytes = tokens * TOKEN_BYTES + repeated.max_bytes(&params, structured.as_ref());
+    let image_bytes = request.images.len() * IMAGE_BYTES;
+    let bytes = tokens * TOKEN_BYTES + image_bytes + repeated.max_bytes(&params, structured.as_ref());
+    drop(pictures);
     let write = move || json_bytes(&repeated.render("chatcmpl", &params, &request, structured.as_ref()));
     respond(context, &model, tokens, bytes, write, ignored).await
 }

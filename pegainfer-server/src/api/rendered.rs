@@ -7,6 +7,7 @@ use super::schema::sampling::SamplingFields;
 use super::schema::values::{Object, Text};
 use super::structured::Structured;
 use pegainfer_core::engine::GenerateRequest;
+use pegainfer_core::images::ImageSpan;
 use pegainfer_text::GrammarSource;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -14,6 +15,8 @@ use std::collections::BTreeMap;
 
 /// Maximum number of bytes of a token id.
 pub const TOKEN_BYTES: usize = 8;
+/// Maximum number of bytes of an image's hash and placeholder.
+pub const IMAGE_BYTES: usize = 160;
 /// Maximum number of bytes of an entry of `logit_bias`.
 const BIAS_BYTES: usize = 32;
 /// Maximum number of bytes for one byte of a string, which may be escaped.
@@ -28,8 +31,8 @@ pub struct RenderedRequest {
     request_id: String,
     /// Token ids of the prompt.
     token_ids: Vec<u32>,
-    /// Always null: there are no images.
-    features: (),
+    /// The images of the prompt, if there are any.
+    features: Option<RenderedImages>,
     /// The sampling parameters that the request would run with.
     sampling_params: RenderedParams,
     /// Model name that the client used.
@@ -44,6 +47,43 @@ pub struct RenderedRequest {
     priority: i64,
     /// Always null: KV is not transferred.
     kv_transfer_params: (),
+}
+
+/// The images of a prompt, in vLLM's shape.
+#[derive(Serialize, JsonSchema)]
+pub struct RenderedImages {
+    /// Hashes of the scaled pixels: equal images have equal hashes.
+    mm_hashes: OfImages<String>,
+    /// The images' tokens in the prompt.
+    mm_placeholders: OfImages<Placeholder>,
+}
+
+/// A list with an entry for each image.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OfImages{T}")]
+struct OfImages<T> {
+    /// The entries.
+    image: Vec<T>,
+}
+
+/// Tokens of an image in a prompt.
+#[derive(Serialize, JsonSchema)]
+struct Placeholder {
+    /// Index of the first one.
+    offset: usize,
+    /// Their number.
+    length: usize,
+}
+
+impl RenderedImages {
+    fn of(images: &[ImageSpan]) -> Option<Self> {
+        let hash = |span: &ImageSpan| span.image.hash().iter().map(|byte| format!("{byte:02x}")).collect();
+        let placeholder = |span: &ImageSpan| Placeholder { offset: span.start, length: span.image.tokens() };
+        (!images.is_empty()).then(|| Self {
+            mm_hashes: OfImages { image: images.iter().map(hash).collect() },
+            mm_placeholders: OfImages { image: images.iter().map(placeholder).collect() },
+        })
+    }
 }
 
 /// Options of a stream.
@@ -192,7 +232,7 @@ impl Repeated {
         RenderedRequest {
             request_id: format!("{kind}-{}", params.request_id),
             token_ids: request.prompt.to_vec(),
-            features: (),
+            features: RenderedImages::of(&request.images),
             sampling_params,
             model: params.model.clone(),
             stream: self.stream,

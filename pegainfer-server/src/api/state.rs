@@ -1,6 +1,7 @@
 //! The state that all request handlers share.
 
 use super::aborts::Aborts;
+use super::images::ImageMemory;
 use super::policy::FieldPolicy;
 use super::quota::Quota;
 use crate::budget::{Budget, BudgetError};
@@ -21,6 +22,11 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Default maximum size of a request body, in bytes.
+const MAX_BODY: usize = 8 << 20;
+/// The same if a loaded model reads images: a picture of 5 MiB takes 6.7 MiB in base64.
+const MAX_BODY_WITH_IMAGES: usize = 64 << 20;
+
 /// Options for requests, set by the operator.
 #[derive(Debug, Clone)]
 pub struct ApiOptions {
@@ -32,8 +38,8 @@ pub struct ApiOptions {
     pub plain_messages: bool,
     /// True if volatile parts of known agents' prompts are left out.
     pub normalize_prompts: bool,
-    /// Maximum size of a request body, in bytes.
-    pub max_body: usize,
+    /// Maximum size of a request body, in bytes; `None` for the default.
+    pub max_body: Option<usize>,
     /// Maximum time for which a client may send no byte of a body.
     pub client_timeout: Duration,
     /// Maximum time for which a stream sends nothing.
@@ -54,6 +60,8 @@ pub struct AppState {
     pub budget: Arc<Budget>,
     /// Memory of output that clients have not read yet.
     pub output: Arc<OutputBudget>,
+    /// Threads and memory for images.
+    pub images: ImageMemory,
     /// Open requests of each tenant.
     pub quota: Arc<Quota>,
     /// Counters and histograms.
@@ -81,6 +89,7 @@ impl AppState {
             workers: Workers::default(),
             budget: Arc::new(Budget::new(options.limits.max_inflight_bytes)),
             output: Arc::new(OutputBudget::new(options.limits.max_inflight_bytes)),
+            images: ImageMemory::new(options.limits.images.max_image_memory),
             quota: Arc::new(Quota::new(options.limits.max_requests_per_key.map_or(usize::MAX, Into::into))),
             metrics,
             aborts: Arc::default(),
@@ -90,6 +99,12 @@ impl AppState {
             hasher: options.hasher.clone(),
             options,
         })
+    }
+
+    /// Maximum size of a request body, in bytes.
+    pub fn max_body(&self) -> usize {
+        let default = || if self.models.read_images() { MAX_BODY_WITH_IMAGES } else { MAX_BODY };
+        self.options.max_body.unwrap_or_else(default)
     }
 
     /// Hashes a salt to 64 bits, never 0 (which is "no salt").

@@ -4,9 +4,10 @@ use super::body::RequestContext;
 use super::chat_request::ChatRequest;
 use super::delta::Delta;
 use super::generation::Generation;
+use super::images::{ImageFiles, Pictures};
 use super::model_state::ModelState;
 use super::params::Params;
-use super::render::{PromptOptions, Rendered};
+use super::render::{EncodedPrompt, PromptOptions, Rendered};
 use super::state::AppState;
 use super::stop::check_vocabulary;
 use super::structured::Structured;
@@ -41,12 +42,15 @@ impl SubmittedChat {
         state: &Arc<AppState>,
     ) -> Result<Self, ApiError> {
         let chat = RenderedChat::new(request, context, state).await?;
-        let RenderedChat { model, params, ids, rendered, logprobs, names_function, ignored } = chat;
+        let RenderedChat { model, params, ids, images, rendered, logprobs, names_function, ignored } = chat;
         let Rendered { parsers, structured, thinking, .. } = rendered;
-        let structure = Structured::compile(structured, size_of_val(ids.as_slice()), context, &model).await?;
+        let bytes = size_of_val(ids.as_slice()) + images.bytes();
+        let structure = Structured::compile(structured, bytes, context, &model).await?;
         let grammar = model.model.text.grammars.for_engine(thinking, structure);
-        let requests = params.requests(ids, usize::MAX, logprobs, grammar, &model)?;
-        let generations = Generation::submit_all(&model, &params, requests, params.names.messages)?;
+        let mut requests = params.requests(ids, usize::MAX, logprobs, grammar, &model)?;
+        let pictures = Pictures::add(&mut requests, images, context, &model).await?;
+        let mut generations = Generation::submit_all(&model, &params, requests, params.names.messages)?;
+        generations.iter_mut().for_each(|generation| generation.keep_pictures(&pictures));
         let parsers = parsers
             .into_iter()
             .map(|parser| ChoiceParser { parser, reasoning_tokens: 0, early_call_tokens: 0 })
@@ -63,6 +67,8 @@ pub struct RenderedChat {
     pub params: Params,
     /// Token ids of the prompt.
     pub ids: Vec<u32>,
+    /// The files of its images.
+    pub images: ImageFiles,
     /// Constraints and parsers of the outputs.
     pub rendered: Rendered,
     /// Number of most likely tokens to report at each position; `None` reports no log-probabilities.
@@ -78,7 +84,7 @@ impl RenderedChat {
         let ChatRequest { mut generation, sampling, mut conversation, logprobs, ignored } = request;
         let model = ModelState::named(state, generation.wanted(), context, ignored.as_ref()).await?;
         let params = Params::new(generation, sampling, conversation.names, context, &model).await?;
-        let ignored = model.policy.check_more(ignored, conversation.set_effort(&model)?.as_slice())?;
+        let ignored = model.policy.check_more(ignored, &conversation.fit(&model)?)?;
         if params.stream.is_some() {
             context.announce_stream(ignored.as_ref());
         }
@@ -91,8 +97,12 @@ impl RenderedChat {
             add_special_tokens: params.add_special_tokens.unwrap_or(false),
             is_bounded: !params.is_truncated(),
         };
-        let (rendered, ids) = conversation.encode(&model, context, prompt).await?;
-        Ok(Self { model, params, ids, rendered, logprobs, ignored, names_function })
+        if params.is_truncated() && !conversation.images.images.is_empty() {
+            let message = "truncate_prompt_tokens cannot be combined with images: leave it out";
+            return Err(ApiError::invalid("truncate_prompt_tokens", message).with_code("unsupported_parameter"));
+        }
+        let EncodedPrompt { rendered, ids, images } = conversation.encode(&model, context, prompt).await?;
+        Ok(Self { model, params, ids, images, rendered, logprobs, ignored, names_function })
     }
 }
 

@@ -24,7 +24,7 @@ pub fn arrange(messages: &mut Vec<Message>, template: &ChatTemplate) {
 /// Adds instructions within a conversation to the preceding user message, if there is one.
 pub fn say_as_user(messages: &mut Vec<Message>, text: String) {
     match messages.last_mut().filter(|last| last.role == Role::User) {
-        Some(last) => last.text = format!("{}\n{text}", last.text),
+        Some(last) => last.append_line(&text),
         None => messages.push(Message::new(Role::User, text)),
     }
 }

@@ -6,7 +6,7 @@ use super::conversation::Conversation;
 use super::large_response::{self, json_bytes};
 use super::model_state::ModelState;
 use super::policy::{FieldPolicy, with_ignored};
-use super::render::PromptOptions;
+use super::render::{EncodedPrompt, PromptOptions};
 use super::schema::Body;
 use super::schema::numbers::TokenId;
 use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
@@ -54,11 +54,11 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             (state.tokenize(&context.hold, work).await??, share)
         }
         Text::Messages(mut conversation) => {
-            ignored = state.policy.check_more(ignored, conversation.set_effort(&state)?.as_slice())?;
+            ignored = state.policy.check_more(ignored, &conversation.fit(&state)?)?;
             // A chat template writes the special tokens itself.
             let add_special_tokens = add_special_tokens.unwrap_or(false);
             let options = PromptOptions { n: 0, add_special_tokens, is_bounded: false };
-            let (_, ids) = conversation.encode(&state, &context, options).await?;
+            let EncodedPrompt { ids, .. } = conversation.encode(&state, &context, options).await?;
             context.hold.shrink(size_of_val(ids.as_slice()));
             let share = large_response::share(&state, &context.hold, context.tenant, ids.len() * token_bytes).await?;
             (state.tokenize(&context.hold, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)

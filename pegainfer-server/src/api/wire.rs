@@ -204,6 +204,9 @@ pub struct Usage {
 struct PromptDetails {
     /// Prompt tokens that were found in the prefix cache.
     cached_tokens: usize,
+    /// Prompt tokens that stand for images, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multimodal_tokens: Option<usize>,
 }
 
 /// Details of the generated tokens.
@@ -226,6 +229,7 @@ impl Usage {
             if choice % n == 0 {
                 sum.prompt += count.prompt;
                 sum.cached += count.cached;
+                sum.image_tokens += count.image_tokens;
             }
             sum.completion += count.completion;
         }
@@ -233,7 +237,10 @@ impl Usage {
             prompt_tokens: sum.prompt,
             total_tokens: sum.prompt + sum.completion,
             completion_tokens: sum.completion,
-            prompt_tokens_details: PromptDetails { cached_tokens: sum.cached },
+            prompt_tokens_details: PromptDetails {
+                cached_tokens: sum.cached,
+                multimodal_tokens: Some(sum.image_tokens).filter(|&tokens| tokens > 0),
+            },
             completion_tokens_details: None,
         }
     }

@@ -48,9 +48,9 @@ pub struct HttpArgs {
     /// Treat control tokens in messages, such as <|im_end|>, as plain text, so that no message can end its own turn
     #[arg(long)]
     pub plain_messages: bool,
-    /// Maximum size of a request body, such as 512K or 8M
-    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = parse_bytes)]
-    pub max_body_size: u64,
+    /// Maximum size of a request body, such as 512K or 8M [default: 8M, or 64M if a loaded model reads images]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub max_body_size: Option<u64>,
     /// Cancel requests that take longer; clients may ask for less with the header x-request-timeout [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub request_timeout: Option<Duration>,
@@ -126,7 +126,7 @@ impl HttpArgs {
             trusted_proxies: TrustedProxies::new(&self.trusted_proxy)?,
             allowed_hosts: AllowedHosts::new(&self.allowed_host, local)?,
             cors: Cors::new(&self.cors_allow_origin)?,
-            max_body: usize::try_from(self.max_body_size)?,
+            max_body: self.max_body_size.map(usize::try_from).transpose()?,
             request_timeout: self.request_timeout,
             client_timeout: self.client_timeout,
             keep_alive_interval: self.keep_alive_interval,

@@ -66,6 +66,8 @@ pub(super) struct Entry {
     pub max_model_len: Option<usize>,
     /// What it is for, see [`Task::name`](crate::text_service::Task::name); `None` before it was loaded once.
     pub task: Option<&'static str>,
+    /// What it reads; `None` before it was loaded once.
+    pub input_modalities: Option<&'static [&'static str]>,
 }
 
 impl Entry {
@@ -86,6 +88,7 @@ impl Entry {
             load_time: Duration::ZERO,
             max_model_len: None,
             task: None,
+            input_modalities: None,
         }
     }
 
@@ -161,6 +164,7 @@ impl Entry {
     pub fn loaded(&mut self, model: Arc<Model>) {
         self.max_model_len = Some(model.engine.limits().max_model_len);
         self.task = Some(model.text.checkpoint.task.name());
+        self.input_modalities = Some(model.text.input_modalities());
         self.state = State::Loaded(model);
         (self.is_closed, self.is_wanted) = (false, false);
         (self.last_use, self.loaded_at) = (Instant::now(), Instant::now());

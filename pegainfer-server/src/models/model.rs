@@ -3,7 +3,7 @@
 use crate::adapters::Adapters;
 use crate::kv_events::KvEvents;
 use crate::metrics::{Metrics, ModelMetrics};
-use crate::text_service::{Checkpoint, GrammarService, GrammarTrial};
+use crate::text_service::{Checkpoint, GrammarService, GrammarTrial, ImageReader};
 use pegainfer_core::engine::EngineHandle;
 use pegainfer_text::GrammarCompiler;
 use std::sync::Arc;
@@ -45,6 +45,8 @@ pub struct Text {
     pub checkpoint: Checkpoint,
     /// Compiles schemas and grammars into token masks.
     pub grammars: GrammarService,
+    /// How the model reads images; `None` for a model of text.
+    pub images: Option<ImageReader>,
 }
 
 impl Text {
@@ -56,7 +58,15 @@ impl Text {
         checkpoint.warn_of_endless_answers(&eos);
         let compiler =
             checkpoint.encoder.run(move |tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab_size, eos));
-        Self { checkpoint, grammars: GrammarService::new(compiler, trial) }
+        let images = checkpoint.image_reader(limits.image_token);
+        Self { checkpoint, grammars: GrammarService::new(compiler, trial), images }
+    }
+}
+
+impl Text {
+    /// What the model reads, in the words of `/v1/models`.
+    pub fn input_modalities(&self) -> &'static [&'static str] {
+        if self.images.is_some() { &["text", "image"] } else { &["text"] }
     }
 }
 

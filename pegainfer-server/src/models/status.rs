@@ -58,6 +58,8 @@ pub struct ModelStatus {
     pub max_model_len: Option<usize>,
     /// What it is for: generate, embed or rerank; `None` before it was loaded once.
     pub task: Option<&'static str>,
+    /// What it reads: text, or text and images; `None` before it was loaded once.
+    pub input_modalities: Option<&'static [&'static str]>,
     /// Where its weights are while it is loaded, if that is known.
     pub placement: Option<Placement>,
     /// Name of the checkpoint while it is loaded.
@@ -71,6 +73,11 @@ impl Models {
     pub fn statuses(&self) -> Vec<ModelStatus> {
         let table = self.table();
         table.entries.iter().enumerate().map(|(id, entry)| entry.status(ModelId(id))).collect()
+    }
+
+    /// True if a model that was loaded once reads images.
+    pub fn read_images(&self) -> bool {
+        self.table().entries.iter().any(|entry| entry.input_modalities.is_some_and(|inputs| inputs.contains(&"image")))
     }
 
     /// State of one model.
@@ -100,6 +107,7 @@ impl Entry {
             last_used: self.last_used,
             max_model_len: self.max_model_len,
             task: self.task,
+            input_modalities: self.input_modalities,
             placement: model.and_then(|model| model.placement.clone()),
             root: model.map(|model| model.text.checkpoint.name.clone()),
             adapters: adapters.map_or(Vec::new(), |adapters| adapters.cards()),

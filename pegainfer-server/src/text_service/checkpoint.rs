@@ -1,10 +1,12 @@
 //! The text side of a checkpoint: tokenizer, chat template, sampling defaults.
 
 use super::encoder::Encoder;
+use super::images::{self, ImageReader};
 use super::task::Task;
 use anyhow::{Context, Result, bail};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
+use pegainfer_images::{ConfigError, ImageProcessor};
 use pegainfer_model_files::{ModelFiles, gguf};
 use pegainfer_models::args::TaskArg;
 use pegainfer_terminal::printable::one_line;
@@ -29,6 +31,8 @@ pub struct Checkpoint {
     pub defaults: SamplingDefaults,
     /// What the model is for.
     pub task: Task,
+    /// Scales images, if the model reads them; the error if its processor is not supported.
+    pub image_processor: Result<ImageProcessor, ConfigError>,
 }
 
 /// Sampling parameters of `generation_config.json`, or OpenAI's defaults.
@@ -70,7 +74,8 @@ impl Checkpoint {
         let encoder = Encoder::start(tokenizer.clone()).context("the tokenizer's threads cannot be started")?;
         let template = ChatTemplate::load(dir)?;
         let defaults = SamplingDefaults::load(dir)?;
-        Ok(Self { name, origin: None, tokenizer, encoder, template, defaults, task })
+        let image_processor = images::processor(dir)?;
+        Ok(Self { name, origin: None, tokenizer, encoder, template, defaults, task, image_processor })
     }
 
     /// Takes the name and the origin from where the checkpoint was found.
@@ -78,6 +83,11 @@ impl Checkpoint {
         self.name = hub_id.unwrap_or(self.name);
         self.origin = origin;
         self
+    }
+
+    /// Reads images for an engine that reads them, where they have this token. `None` if only text is served.
+    pub fn image_reader(&self, token: Option<u32>) -> Option<ImageReader> {
+        ImageReader::new(token?, &self.image_processor, self.template.as_ref(), &self.encoder)
     }
 
     /// Warns at the start if answers would not end at the end of a turn. `eos` are the tokens that end answers.

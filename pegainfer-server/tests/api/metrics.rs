@@ -100,7 +100,7 @@ fn the_format_of_metrics_is_the_one_that_the_client_accepts() {
 fn requests_are_counted_by_route_and_refusals_by_reason() {
     let (engine, _) = MockEngine::replying(" a cat");
     let keys = ApiKeys::load(&[Secret("k".into())], None).unwrap();
-    let server = TestServer::with(engine, Options { api_keys: keys, max_body: 1000, ..Options::default() });
+    let server = TestServer::with(engine, Options { api_keys: keys, max_body: Some(1000), ..Options::default() });
     let address = server.address;
     let headers = [("Content-Type", "application/json"), ("Authorization", "Bearer k")];
     let ask = |path: &str, headers: &[(&str, &str)], body: &str| {

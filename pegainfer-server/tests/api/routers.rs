@@ -196,7 +196,7 @@ fn bad_token_requests_are_refused_by_name() {
             "sampling_params.length_penalty",
             "not implemented",
         ),
-        (json!({"token_ids": [1], "features": {"mm_hashes": {"image": ["a"]}}}), "features", "reads only text"),
+        (json!({"token_ids": [1], "features": {"mm_hashes": {"image": ["a"]}}}), "features", "without images"),
         (
             json!({"token_ids": [1], "kv_transfer_params": {"do_remote_decode": true}}),
             "kv_transfer_params",

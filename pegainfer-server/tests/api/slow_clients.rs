@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_millis(500);
 fn server() -> TestServer {
     let (engine, _) = MockEngine::replying(" a cat sat on a mat");
     let limits = Limits { min_body_rate: 1, ..Limits::default() };
-    let options = Options { client_timeout: LIMIT, max_body: 10_000, limits, ..Options::default() };
+    let options = Options { client_timeout: LIMIT, max_body: Some(10_000), limits, ..Options::default() };
     TestServer::start(engine, Setup { options, max_queued: 128, ..Setup::default() })
 }
 

@@ -1,9 +1,10 @@
 //! The turns of `/v1/messages` as messages of a chat.
 
-use super::content::{self, text_of};
+use super::content::{self, Place, text_of};
 use super::signature;
 use super::tools::Definitions;
-use crate::api::message::{Arguments, Message, Role, ToolCall};
+use crate::api::images::Unread;
+use crate::api::message::{Arguments, Message, Part, Role, ToolCall};
 use crate::api::schema::Body;
 use crate::api::schema::anthropic::{self, BlockFields, TurnFields};
 use crate::api::schema::forms::TextOrList;
@@ -43,32 +44,40 @@ struct TurnReader<'r, 'b> {
 }
 
 impl TurnReader<'_, '_> {
-    /// Each tool result becomes its own message; the texts become one message.
+    /// Each tool result becomes its own message; the texts and images become one message.
     fn user(&mut self, content: Content) -> Result<(), ApiError> {
-        let mut texts = Vec::new();
+        let mut parts = Vec::new();
         for (at, Object(block)) in blocks(content).into_iter().enumerate() {
             match block.kind.as_deref() {
-                Some("tool_result") => self.result(block)?,
-                _ => texts.push(self.user_text(at, &block)?),
+                Some("tool_result") => self.result(at, block)?,
+                Some("image") => {
+                    let unread = Unread::Refused(self.rejected(at, "image"));
+                    let at = format!("messages[{}].content[{at}]", self.i);
+                    parts.push(content::image(at, block.source.unwrap_or_default(), unread));
+                }
+                _ => parts.push(Part::Text(self.user_text(at, &block)?)),
             }
         }
-        if !texts.is_empty() {
-            self.chat.push(Message::new(Role::User, texts.join("\n")));
+        if !parts.is_empty() {
+            self.chat.push(Message::of_parts(Role::User, parts));
         }
         Ok(())
+    }
+
+    /// Claude Code recognises the words in brackets, leaves out its images and continues.
+    fn rejected(&self, at: usize, kind: &str) -> ApiError {
+        let message = format!(
+            "messages[{}].content[{at}] is of type {kind}: this model reads only text (capability_rejected: {kind}_block)",
+            self.i
+        );
+        invalid(message).with_code("unsupported_parameter")
     }
 
     fn user_text(&self, at: usize, block: &BlockFields) -> Result<String, ApiError> {
         match text_of(block) {
             Some(text) => Ok(text),
-            // Claude Code recognises the words in brackets, leaves out its images and continues.
             None => Err(match block.kind.as_deref() {
-                Some(kind @ ("image" | "document")) => invalid(format!(
-                    "messages[{}].content[{at}] is of type {kind}: this model reads only text \
-                     (capability_rejected: {kind}_block)",
-                    self.i
-                ))
-                .with_code("unsupported_parameter"),
+                Some(kind @ ("image" | "document")) => self.rejected(at, kind),
                 kind => self.unknown(at, kind),
             }),
         }
@@ -88,20 +97,20 @@ impl TurnReader<'_, '_> {
     }
 
     /// The result of a call. Chat templates have no field for a failure, so the text mentions it.
-    fn result(&mut self, block: BlockFields) -> Result<(), ApiError> {
+    fn result(&mut self, at: usize, block: BlockFields) -> Result<(), ApiError> {
         let Some(id) = block.tool_use_id else {
             return Err(invalid(format!("messages[{}].content has a tool_result without tool_use_id", self.i)));
         };
-        let text = match &block.content {
-            None => String::new(),
-            Some(content) => content::result_text(self.i, content, self.tools, self.body)?,
+        let place = Place { turn: self.i, block: at };
+        let parts = match block.content {
+            None => Vec::new(),
+            Some(content) => content::result_parts(place, content, self.tools, self.body)?,
         };
-        let text = match (block.is_error, text.is_empty()) {
-            (Some(true), true) => "Error".to_owned(),
-            (Some(true), false) => format!("Error: {text}"),
-            _ => text,
-        };
-        self.chat.push(Message { tool_call_id: Some(id), ..Message::new(Role::Tool, text) });
+        let mut message = Message { tool_call_id: Some(id), ..Message::of_parts(Role::Tool, parts) };
+        if block.is_error == Some(true) {
+            message.prepend(if message.is_empty() { "Error" } else { "Error: " });
+        }
+        self.chat.push(message);
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use super::body::{self, RequestContext};
 use super::chat_request::ChatRequest;
 use super::model_state::ModelState;
 use super::policy::with_ignored;
-use super::render::PromptOptions;
+use super::render::{EncodedPrompt, PromptOptions};
 use super::schema::Body;
 use super::schema::anthropic::ThinkingDisplay;
 use super::sse;
@@ -73,9 +73,9 @@ pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) 
 async fn count(state: &Arc<AppState>, context: &RequestContext, chat: ChatRequest) -> Result<Response, ApiError> {
     let ChatRequest { generation, mut conversation, ignored, .. } = chat;
     let state = &ModelState::named(state, generation.model.into(), context, None).await?;
-    let ignored = state.policy.check_more(ignored, conversation.set_effort(state)?.as_slice())?;
+    let ignored = state.policy.check_more(ignored, &conversation.fit(state)?)?;
     let options = PromptOptions { n: 0, add_special_tokens: false, is_bounded: false };
-    let (_, ids) = conversation.encode(state, context, options).await?;
+    let EncodedPrompt { ids, .. } = conversation.encode(state, context, options).await?;
     Ok(with_ignored(Json(TokenCount { input_tokens: ids.len() }).into_response(), ignored))
 }
 

@@ -83,6 +83,7 @@ impl Generation {
         prompt_field: &'static str,
     ) -> Result<Self, ApiError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
+        let image_tokens = request.images.iter().map(|span| span.image.tokens()).sum();
         let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.clone(), logprobs: None });
         let echoed = kept.as_ref().filter(|_| params.echo);
         let count = |prompt: &PromptInfo| state.model.text.checkpoint.tokenizer.decode_all(&prompt.ids).chars().count();
@@ -119,7 +120,7 @@ impl Generation {
             prompt_only: params.max_tokens == Some(0),
             vector: None,
             min_tokens: params.min_tokens,
-            counts: Counts { prompt, ..Counts::default() },
+            counts: Counts { prompt, image_tokens, ..Counts::default() },
             prompt: kept,
             chars,
             deadline: params.deadline,
@@ -133,6 +134,7 @@ impl Generation {
             adapter: params.adapter_use(state),
             reserved: None,
             recording,
+            _pictures: None,
             _model: state.model.clone(),
         })
     }

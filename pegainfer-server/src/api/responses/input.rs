@@ -1,7 +1,8 @@
 //! `input` of `/v1/responses` as messages of a chat.
 
 use super::tools::{TOOL_SEARCH, ToolSet, prompt_name};
-use crate::api::message::{Arguments, Message, Role, ToolCall, left_out};
+use crate::api::images::{ImagePart, ImageSource, Unread, invalid as invalid_image};
+use crate::api::message::{Arguments, Message, Part, Role, ToolCall, left_out};
 use crate::api::schema::Body;
 use crate::api::schema::forms::TextOrList;
 use crate::api::schema::responses::{ItemFields, PartFields};
@@ -82,7 +83,7 @@ impl ItemReader<'_, '_> {
                 self.call(item.call_id, Some(TOOL_SEARCH.to_owned()), arguments(item.arguments))
             }
             Some("function_call_output" | "custom_tool_call_output") => {
-                let output = item.output.map_or(Ok(String::new()), |output| self.output(output))?;
+                let output = item.output.map_or(Ok(Vec::new()), |output| self.output(output))?;
                 self.result(item.call_id, output);
                 Ok(())
             }
@@ -90,7 +91,7 @@ impl ItemReader<'_, '_> {
                 let at = format!("input[{}]", self.i);
                 let found = self.tools.add_found(&at, item.tools.unwrap_or_default(), self.body)?;
                 let text = if found.is_empty() { "No tools were found.".to_owned() } else { found.join("\n") };
-                self.result(item.call_id, text);
+                self.result(item.call_id, vec![Part::Text(text)]);
                 Ok(())
             }
             Some("additional_tools") => {
@@ -120,58 +121,80 @@ impl ItemReader<'_, '_> {
             None => None,
         };
         let Some(role) = role else { return Err(invalid(format!("input[{i}].role is missing"))) };
-        let text = item.content.map_or(Ok(String::new()), |content| self.text(content))?;
+        let parts = item.content.map_or(Ok(Vec::new()), |content| self.parts(role, content))?;
         // Reasoning is a separate item before the text that it belongs to.
-        let last = self.chat.last_mut().filter(|last| last.role == Role::Assistant && last.text.is_empty());
+        let last = self.chat.last_mut().filter(|last| last.role == Role::Assistant && last.is_empty());
         match last.filter(|_| role == Role::Assistant) {
-            Some(last) => last.text = text,
-            None => self.chat.push(Message::new(role, text)),
+            Some(last) => last.set_parts(parts),
+            None => self.chat.push(Message::of_parts(role, parts)),
         }
         Ok(())
     }
 
-    /// Text of a message.
-    fn text(&self, content: Content) -> Result<String, ApiError> {
+    /// Parts of a message.
+    fn parts(&self, role: Role, content: Content) -> Result<Vec<Part>, ApiError> {
+        let i = self.i;
+        let refused = |at: &str, kind: &str| {
+            let message = format!("input[{i}].content has a part of type {kind:?}: this model reads only text");
+            let unread = Unread::Refused(invalid(message).with_code("unsupported_parameter"));
+            let message = format!("{at} is of type {kind:?}: this model reads only text and images");
+            (unread, invalid(message).with_code("unsupported_parameter"))
+        };
         let parts = match content {
-            TextOrList::Text(text) => return Ok(text),
+            TextOrList::Text(text) => return Ok(vec![Part::Text(text)]),
             TextOrList::Other(parts) => parts,
         };
-        let text = |Object(part)| match part_text(part) {
-            Ok(text) => Ok(text),
-            Err(Some(kind)) => {
-                let message = format!(
-                    "input[{}].content has a part of type {:?}: this model reads only text",
-                    self.i,
-                    truncate_for_error(&kind)
-                );
-                Err(invalid(message).with_code("unsupported_parameter"))
-            }
-            Err(None) => Err(invalid(format!("input[{}].content has a part without a type", self.i))),
+        let part = |(j, Object(part)): (usize, Object<PartFields>)| {
+            let at = format!("input[{i}].content[{j}]");
+            let part = match part_text(part) {
+                Ok(text) => return Ok(Part::Text(text)),
+                Err(part) => part,
+            };
+            let Some(kind) = part.kind.as_deref().map(truncate_for_error) else {
+                return Err(invalid(format!("input[{i}].content has a part without a type")));
+            };
+            let (unread, unknown) = refused(&at, &kind);
+            let source = match kind.as_str() {
+                "input_image" if role == Role::System => {
+                    Err(invalid_image("input", &at, "a system message has no images; send them in a user message"))
+                }
+                "input_image" => image(&at, *part),
+                _ => Err(unknown),
+            };
+            Ok(Part::Image(Box::new(ImagePart { at, source, unread })))
         };
-        let texts: Vec<String> = parts.into_iter().map(text).collect::<Result<_, _>>()?;
-        Ok(texts.join("\n"))
+        parts.into_iter().enumerate().map(part).collect()
     }
 
-    /// Text of a call's output. Parts that are not text are replaced by a note and reported: a refusal would end the
-    /// conversation, because the client sends the output again with every turn.
-    fn output(&mut self, content: Content) -> Result<String, ApiError> {
+    /// Parts of a call's output. Parts that the model does not read are replaced by a note and reported: a refusal would
+    /// end the conversation, because the client sends the output again with every turn.
+    fn output(&mut self, content: Content) -> Result<Vec<Part>, ApiError> {
         let parts = match content {
-            TextOrList::Text(text) => return Ok(text),
+            TextOrList::Text(text) => return Ok(vec![Part::Text(text)]),
             TextOrList::Other(parts) => parts,
         };
-        let mut texts = Vec::new();
-        for Object(part) in parts {
-            texts.push(match part_text(part) {
-                Ok(text) => text,
-                Err(Some(kind)) => {
-                    let kind = truncate_for_error(&kind);
-                    self.body.ignore(format!("input[].output[].{kind}"));
-                    left_out(kind.strip_prefix("input_").unwrap_or(&kind))
+        let mut read = Vec::new();
+        for (j, Object(part)) in parts.into_iter().enumerate() {
+            let part = match part_text(part) {
+                Ok(text) => {
+                    read.push(Part::Text(text));
+                    continue;
                 }
-                Err(None) => return Err(invalid(format!("input[{}].output has a part without a type", self.i))),
+                Err(part) => part,
+            };
+            let Some(kind) = part.kind.as_deref().map(truncate_for_error) else {
+                return Err(invalid(format!("input[{}].output has a part without a type", self.i)));
+            };
+            let note = left_out(kind.strip_prefix("input_").unwrap_or(&kind));
+            let unread = Unread::Note { note, field: format!("input[].output[].{kind}") };
+            read.push(if kind == "input_image" {
+                let at = format!("input[{}].output[{j}]", self.i);
+                Part::Image(Box::new(ImagePart { source: image(&at, *part), at, unread }))
+            } else {
+                Part::Text(unread.text_for(self.body)?)
             });
         }
-        Ok(texts.join("\n"))
+        Ok(read)
     }
 
     fn call(&mut self, id: Option<String>, name: Option<String>, arguments: Arguments) -> Result<(), ApiError> {
@@ -184,8 +207,8 @@ impl ItemReader<'_, '_> {
         Ok(())
     }
 
-    fn result(&mut self, id: Option<String>, text: String) {
-        self.chat.push(Message { tool_call_id: id, ..Message::new(Role::Tool, text) });
+    fn result(&mut self, id: Option<String>, parts: Vec<Part>) {
+        self.chat.push(Message { tool_call_id: id, ..Message::of_parts(Role::Tool, parts) });
     }
 }
 
@@ -198,12 +221,21 @@ fn arguments(given: Option<Value>) -> Arguments {
     }
 }
 
-/// The text of a part. The error is the type of a part without text.
-fn part_text(part: PartFields) -> Result<String, Option<String>> {
+/// The image of a part at this place.
+fn image(at: &str, part: PartFields) -> Result<ImageSource, ApiError> {
+    if part.file_id.is_some() {
+        let message = "file_id is not implemented, because files are not stored; send image_url as a data URL";
+        return Err(invalid_image("input", at, message));
+    }
+    ImageSource::openai(("input", at), part.image_url, part.detail)
+}
+
+/// The text of a part; the error is a part without text.
+fn part_text(part: PartFields) -> Result<String, Box<PartFields>> {
     match (part.kind.as_deref(), part.text, part.refusal) {
         (Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text"), Some(text), _) => Ok(text),
         (Some("refusal"), _, Some(text)) => Ok(text),
-        _ => Err(part.kind),
+        (_, text, refusal) => Err(Box::new(PartFields { text, refusal, ..part })),
     }
 }
 

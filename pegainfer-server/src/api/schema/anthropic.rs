@@ -97,7 +97,7 @@ pub struct BlockFields {
     /// The type; others than the examples are refused by name or left out.
     #[serde(rename = "type")]
     #[schemars(required, extend("examples" = [
-        "text", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result", "document",
+        "text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result", "document",
     ]))]
     pub kind: Option<String>,
     /// The text of a text.

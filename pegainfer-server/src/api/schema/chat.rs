@@ -28,6 +28,6 @@ pub struct TokensFields {
     /// Token ids of the prompt, at least one.
     #[schemars(required)]
     pub token_ids: Option<Vec<TokenId>>,
-    /// Only empty lists: this server reads only text.
+    /// Only empty lists: images come with messages only.
     pub features: Option<NoFeatures>,
 }

@@ -1,6 +1,7 @@
 //! Fields of a conversation in OpenAI's chat format: messages, tools and arguments of the chat template.
 
 use super::forms::{Alternative, TextOr, TextOrList};
+use super::numbers::Count;
 use super::values::{Object, names};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -30,6 +31,17 @@ pub struct ConversationFields {
     pub add_generation_prompt: Option<bool>,
     /// Continue the last message.
     pub continue_final_message: Option<bool>,
+    /// Size of images after scaling, for models that read images.
+    pub mm_processor_kwargs: Option<Object<ImagePixelsFields>>,
+}
+
+/// Size of images after scaling, instead of the model's. The server's limit holds as well.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+pub struct ImagePixelsFields {
+    /// Minimum number of pixels.
+    pub min_pixels: Option<Count<1>>,
+    /// Maximum number of pixels, at least the 1,024 of one token.
+    pub max_pixels: Option<Count<1>>,
 }
 
 /// One message.
@@ -132,7 +144,7 @@ pub struct Parameters(pub Map<String, Value>);
 pub type ContentField = TextOrList<ContentPart>;
 
 impl Alternative for Vec<ContentPart> {
-    const FORMS: &'static str = "a string or a list of text parts";
+    const FORMS: &'static str = "a string or a list of parts";
     const IS_LIST: bool = true;
 }
 
@@ -147,17 +159,38 @@ impl Alternative for ContentPartFields {
 /// A part of a content.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 pub struct ContentPartFields {
-    /// text. In a tool's result, a note takes the place of other parts.
+    /// text or image_url. In a tool's result, a note takes the place of parts that the model does not read.
     #[serde(rename = "type")]
-    #[schemars(required, extend("enum" = ["text"]))]
+    #[schemars(required, extend("enum" = ["text", "image_url"]))]
     pub kind: Option<String>,
-    /// The text.
-    #[schemars(required)]
+    /// The text of a text.
     pub text: Option<String>,
+    /// The image of an image_url: a data URL, or an object with one.
+    #[schemars(with = "Option<TextOr<ImageUrlFields>>")]
+    pub image_url: Option<Value>,
+    /// Not implemented: images have no names.
+    #[schemars(with = "()")]
+    pub uuid: Option<Value>,
     /// The text of an earlier answer's part of the type refusal.
     pub refusal: Option<String>,
     /// Has no effect: prefixes are always cached.
     pub cache_control: Option<Value>,
+}
+
+/// An image.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+pub struct ImageUrlFields {
+    /// A data URL in base64 of a PNG, JPEG, WebP or GIF file.
+    #[schemars(required)]
+    pub url: Option<String>,
+    /// How many tokens the image may have: low at most 256, others as many as the server allows.
+    #[schemars(extend("enum" = ["low", "high", "auto", "original"]))]
+    pub detail: Option<String>,
+}
+
+impl Alternative for ImageUrlFields {
+    const FORMS: &'static str = "a URL or an object with one";
+    const IS_LIST: bool = false;
 }
 
 /// `tool_choice`.

@@ -119,16 +119,26 @@ pub struct ItemFields {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[schemars(example = json!({"type": "input_text", "text": "Hello!"}))]
 pub struct PartFields {
-    /// The type; images and files are refused by name, or replaced by a note in the output of a call.
+    /// The type; files are refused by name, or replaced by a note in the output of a call, and so are images if the model
+    /// does not read them.
     #[serde(rename = "type")]
     #[schemars(required, extend("examples" = [
-        "input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal",
+        "input_text", "input_image", "output_text", "text", "reasoning_text", "summary_text", "refusal",
     ]))]
     pub kind: Option<String>,
     /// The text.
     pub text: Option<String>,
     /// The text of a refusal.
     pub refusal: Option<String>,
+    /// The image of an input_image: a data URL in base64 of a PNG, JPEG, WebP or GIF file.
+    #[schemars(with = "Option<String>")]
+    pub image_url: Option<Value>,
+    /// How many tokens the image may have: low at most 256, others as many as the server allows.
+    #[schemars(with = "Option<String>", extend("enum" = ["low", "high", "auto", "original", null]))]
+    pub detail: Option<Value>,
+    /// Not implemented: files are not stored.
+    #[schemars(with = "()")]
+    pub file_id: Option<Value>,
     /// Has no effect.
     pub annotations: Option<Value>,
     /// Has no effect.

@@ -39,7 +39,7 @@ pub struct TokenInOutFields {
     pub output_mode: Option<OutputMode>,
     /// Also send the token ids of the prompt.
     pub return_token_ids: Option<bool>,
-    /// Only empty lists: this server reads only text.
+    /// Only empty lists: images come with messages only.
     pub features: Option<NoFeatures>,
 }
 
@@ -113,7 +113,7 @@ impl<'de> Visitor<'de> for NoFeaturesVisitor {
     type Value = NoFeatures;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of empty lists, because this model reads only text")
+        f.write_str("an object of empty lists, because token ids come without images")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NoFeatures, A::Error> {
@@ -124,7 +124,7 @@ impl<'de> Visitor<'de> for NoFeaturesVisitor {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<NoFeatures, A::Error> {
         match (self.is_inner, list.next_element::<IgnoredAny>()?) {
             (true, None) => Ok(NoFeatures),
-            _ => Err(A::Error::custom("must be an object of empty lists, because this model reads only text")),
+            _ => Err(A::Error::custom("must be an object of empty lists, because token ids come without images")),
         }
     }
 
@@ -166,7 +166,7 @@ mod tests {
         }
         for image in [json!({"mm_hashes": {"image": ["x"]}}), json!([]), json!("x"), json!({"a": 5})] {
             let error = read(image.clone()).unwrap_err().body();
-            assert!(error.contains("\"param\":\"features\"") && error.contains("reads only text"), "{image}: {error}");
+            assert!(error.contains("\"param\":\"features\"") && error.contains("without images"), "{image}: {error}");
         }
     }
 

@@ -104,7 +104,7 @@ fn start(args: &BatchArgs) -> Result<LocalServer> {
     let queued = engine.max_queued_requests.get().max(concurrency.saturating_mul(MAX_CHOICES));
     engine.max_queued_requests = NonZeroUsize::new(queued).unwrap_or(engine.max_queued_requests);
     let trial = GrammarTrial::this_program(GRAMMAR_LIMITS).context("the path of this program is unknown")?;
-    let max_body = usize::try_from(args.max_body_size)?;
+    let max_body = Some(usize::try_from(args.max_body_size)?);
     let options = Options { grammar_trial: Some(trial), max_body, ..Options::default() };
     Ok(LocalServer::new(LoadedModel::load(&engine)?, args.served_model_name.clone(), options))
 }

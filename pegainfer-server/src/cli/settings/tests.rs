@@ -72,7 +72,7 @@ fn the_command_line_overrides_the_environment_and_that_the_file() {
         with_file(&dir, "port = 1\nhost = \"0.0.0.0\"\nstrict = true\ncuda-graph = false\nmax-body-size = \"1M\"");
     let serve = serve(&["--config", &file, "--port", "3"], &[("PEGAINFER_PORT", "2"), ("PEGAINFER_HOST", "::1")]);
     assert_eq!((serve.port, serve.host.as_str(), serve.strict, serve.engine.cuda_graph), (3, "::1", true, false));
-    assert_eq!(serve.http.max_body_size, 1 << 20);
+    assert_eq!(serve.http.max_body_size, Some(1 << 20));
 }
 
 #[test]

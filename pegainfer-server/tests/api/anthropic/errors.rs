@@ -87,7 +87,7 @@ fn every_refusal_has_the_shape_of_the_api_that_was_called() {
     let (engine, control) = MockEngine::replying(" a cat");
     control.allow(0);
     let keys = ApiKeys::load(&[Secret("k".into())], None).unwrap();
-    let mut server = TestServer::with(engine, Options { api_keys: keys, max_body: 1000, ..Options::default() });
+    let mut server = TestServer::with(engine, Options { api_keys: keys, max_body: Some(1000), ..Options::default() });
     let address = server.address;
     let ask = |path: &str, method: &str, headers: &[(&str, &str)], body: &str| {
         let response = send(address, method, path, headers, body.as_bytes());

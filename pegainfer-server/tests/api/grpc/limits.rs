@@ -57,7 +57,7 @@ fn keys_are_those_of_http() {
 fn messages_are_limited_like_bodies() {
     let (engine, _) = MockEngine::replying(" a cat");
     let limits = Limits { max_inflight_bytes: 4 << 20, ..Limits::default() };
-    let server = TestServer::with(engine, Options { max_body: 100_000, limits, ..Options::default() });
+    let server = TestServer::with(engine, Options { max_body: Some(100_000), limits, ..Options::default() });
     let mut client = Client::connect(server.grpc);
     let large = client.generate(text(&"x".repeat(200_000), 2)).unwrap_err();
     assert_eq!(large.code(), Code::ResourceExhausted, "{large}");

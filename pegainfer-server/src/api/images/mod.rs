@@ -1,0 +1,16 @@
+//! Images in conversations, whichever API they came through.
+//!
+//! # Layout
+//! - [`part`]: an image as a request has it, and what models of text read instead.
+//! - [`files`]: the files of the images and their places in the prompt; nothing is decoded yet.
+//! - [`pictures`]: decoded and scaled images. [`memory`]: threads and memory for those of all requests.
+
+mod files;
+mod memory;
+mod part;
+mod pictures;
+
+pub use files::{ImageFiles, ImagePixels, Sources};
+pub use memory::ImageMemory;
+pub use part::{ImagePart, ImageSource, Unread, invalid};
+pub use pictures::Pictures;

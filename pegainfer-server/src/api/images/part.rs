@@ -1,0 +1,121 @@
+//! An image as a request has it.
+
+use crate::api::schema::Body;
+use crate::error::ApiError;
+use pegainfer_images::{Detail, ImageError};
+use serde_json::Value;
+use std::fmt;
+
+/// An image of a message, or another part that models of text do not read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImagePart {
+    /// Its place in the request, such as `messages[1].content[0]`.
+    pub at: String,
+    /// Where its file is. The error is for models that read images, if this is no image that they can read.
+    pub source: Result<ImageSource, ApiError>,
+    /// What models of text read instead.
+    pub unread: Unread,
+}
+
+/// The file of an image in a request.
+#[derive(Clone, PartialEq)]
+pub struct ImageSource {
+    /// A data URL, or base64.
+    pub text: String,
+    /// True if the text is a data URL.
+    pub is_url: bool,
+    /// Level of detail.
+    pub detail: Detail,
+}
+
+/// What models of text read instead of a part.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Unread {
+    /// Nothing: the request is refused.
+    Refused(ApiError),
+    /// A note.
+    Note {
+        /// The note.
+        note: String,
+        /// Name of the part for the header `x-ignored-fields`.
+        field: String,
+    },
+}
+
+/// Length, without the text.
+impl fmt::Debug for ImageSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImageSource({} bytes, {:?})", self.text.len(), self.detail)
+    }
+}
+
+impl ImageSource {
+    /// An image of OpenAI's APIs in the part at `at` of a field: `image_url` is a URL, or an object with `url` and `detail`.
+    pub fn openai(
+        (field, at): (&str, &str),
+        image_url: Option<Value>,
+        detail: Option<Value>,
+    ) -> Result<Self, ApiError> {
+        let (url, detail) = match image_url {
+            Some(Value::Object(mut image)) => (image.remove("url"), image.remove("detail").or(detail)),
+            other => (other, detail),
+        };
+        let text = |value: Option<Value>, name: &str| match value.unwrap_or_default() {
+            Value::Null => Ok(None),
+            Value::String(text) => Ok(Some(text)),
+            _ => Err(invalid(field, at, format!("{name} is not a string"))),
+        };
+        let source = Self::url((field, at), text(url, "the image's URL")?)?;
+        let detail = text(detail, "detail")?.map_or(Ok(Detail::Auto), |detail| detail.parse());
+        Ok(Self { detail: detail.map_err(|error: ImageError| invalid(field, at, error))?, ..source })
+    }
+
+    /// An image with this URL.
+    pub fn url((field, at): (&str, &str), url: Option<String>) -> Result<Self, ApiError> {
+        let Some(text) = url.filter(|url| !url.trim().is_empty()) else {
+            return Err(invalid(field, at, format!("the image's URL is missing or empty; {SEND}")));
+        };
+        let is_remote =
+            |scheme: &str| text.trim_start().get(..scheme.len()).is_some_and(|s| s.eq_ignore_ascii_case(scheme));
+        if is_remote("http://") || is_remote("https://") {
+            return Err(invalid(field, at, format!("the server fetches no images from other servers; {SEND}")));
+        }
+        Ok(Self { text, is_url: true, detail: Detail::Auto })
+    }
+
+    /// An image as base64, without a URL.
+    pub fn base64(text: String) -> Self {
+        Self { text, is_url: false, detail: Detail::Auto }
+    }
+}
+
+impl Unread {
+    /// The note, whose part is reported as a field of the body without effect.
+    pub fn text_for(self, body: &mut Body<'_>) -> Result<String, ApiError> {
+        let mut ignored = Vec::new();
+        let text = self.text(&mut ignored);
+        ignored.into_iter().for_each(|field| body.ignore(field));
+        text
+    }
+
+    /// The note; `ignored` receives the name of the part.
+    pub fn text(self, ignored: &mut Vec<String>) -> Result<String, ApiError> {
+        match self {
+            Self::Refused(error) => Err(error),
+            Self::Note { note, field } => {
+                if !ignored.contains(&field) {
+                    ignored.push(field);
+                }
+                Ok(note)
+            }
+        }
+    }
+}
+
+/// What to do instead of sending a URL.
+const SEND: &str = "send a data URL such as data:image/png;base64,iVBORw0KGgo...";
+
+/// 400 about the part at `at`, in a field.
+pub fn invalid(field: &str, at: &str, message: impl fmt::Display) -> ApiError {
+    ApiError::invalid(field, format!("{at}: {message}")).with_code("invalid_image")
+}
