@@ -60,7 +60,7 @@ fn assert_is_sentence(error: &ImageError) {
 }
 
 /// Base64 without padding.
-fn base64(data: &[u8]) -> String {
+pub fn base64(data: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let encode = |chunk: &[u8]| {
         let bits = chunk.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));

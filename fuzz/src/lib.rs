@@ -8,7 +8,8 @@
 //! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses
 //!   and Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
-//! - [`gguf`]: headers of GGUF files. [`grpc`]: messages of the gRPC services. [`images`]: files of images.
+//! - [`gguf`]: headers of GGUF files. [`grpc`]: messages of the gRPC services. [`images`]: files of images. [`image_parts`]:
+//!   images in requests.
 //! - [`queues`]: requests of several tenants before they reach the engine.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
@@ -19,6 +20,7 @@ pub mod gguf;
 pub mod grammars;
 pub mod grpc;
 pub mod hub;
+pub mod image_parts;
 pub mod images;
 pub mod mutate;
 pub mod outputs;
@@ -37,7 +39,7 @@ pub struct FuzzTarget {
 }
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 12] = [
+pub const TARGETS: [FuzzTarget; 13] = [
     FuzzTarget { name: "requests", check: requests::check, seeds: requests::seeds },
     FuzzTarget { name: "conversations", check: conversations::check, seeds: conversations::seeds },
     FuzzTarget { name: "outputs", check: outputs::check, seeds: outputs::seeds },
@@ -49,5 +51,6 @@ pub const TARGETS: [FuzzTarget; 12] = [
     FuzzTarget { name: "grpc", check: grpc::check, seeds: grpc::seeds },
     FuzzTarget { name: "hub", check: hub::check, seeds: hub::seeds },
     FuzzTarget { name: "images", check: images::check, seeds: images::seeds },
+    FuzzTarget { name: "image_parts", check: image_parts::check, seeds: image_parts::seeds },
     FuzzTarget { name: "queues", check: queues::check, seeds: queues::seeds },
 ];

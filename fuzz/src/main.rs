@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 const USAGE: &str = "pegainfer-fuzz TARGET|all [--seconds N] [--runs N] [--seed N]
 Each target runs for that many seconds (60), or for that many inputs if that is less.
-targets: requests, conversations, outputs, calls, responses, messages, grammars, gguf, grpc, hub, images, queues";
+targets: requests, conversations, outputs, calls, responses, messages, grammars, gguf, grpc, hub, images, image_parts,
+queues";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

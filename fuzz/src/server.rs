@@ -24,12 +24,17 @@ use tower::ServiceExt;
 /// `<|im_end|>` of the bundled tokenizer.
 const EOS: u32 = 4089;
 const VOCABULARY: usize = 4096;
+/// `<|image_pad|>` of the tokenizer of the test model that reads images, and the size of its vocabulary.
+pub const IMAGE_TOKEN: u32 = 4097;
+const IMAGE_VOCABULARY: usize = 4160;
 
 struct Fixture {
     /// Of models that generate text, vectors and scores.
     routers: [Router; 3],
     /// The gRPC services of the first one.
     grpc: Router,
+    /// Of a model that reads images.
+    images: Router,
     runtime: Runtime,
 }
 
@@ -43,8 +48,14 @@ fn fixture() -> &'static Fixture {
             let engine = EngineHandle::spawn(Echo::default(), EngineConfig::default()).expect("threads");
             App::new(engine, checkpoint, vec![], Options::default())
         });
+        let checkpoint = Checkpoint::load(&dir.with_file_name("qwen35-vl-tiny")).expect("the checkpoint");
+        let engine = Echo { image_token: Some(IMAGE_TOKEN), ..Echo::default() };
+        let engine = EngineHandle::spawn(engine, EngineConfig::default()).expect("threads");
+        let mut options = Options::default();
+        options.limits.images.max_image_tokens = 128.try_into().expect("not 0");
+        let images = App::new(engine, checkpoint, vec![], options).router();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Fixture { routers: apps.each_ref().map(App::router), grpc: apps[0].grpc_router(), runtime }
+        Fixture { routers: apps.each_ref().map(App::router), grpc: apps[0].grpc_router(), images, runtime }
     })
 }
 
@@ -58,14 +69,23 @@ pub fn read_accepted(body: &[u8], shown: &dyn Fn() -> String) -> Option<Value> {
 /// Posts a body; returns the status and the response.
 pub fn post(path: &str, body: &[u8]) -> (StatusCode, String) {
     let fixture = fixture();
-    let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
-    let request = request.body(Body::from(body.to_vec()));
     let router = match path {
         "/v1/embeddings" => &fixture.routers[1],
         "/v1/rerank" | "/v1/score" => &fixture.routers[2],
         _ => &fixture.routers[0],
     };
-    fixture.runtime.block_on(async {
+    post_to(router, path, body)
+}
+
+/// The same to a model that reads images.
+pub fn post_image(path: &str, body: &[u8]) -> (StatusCode, String) {
+    post_to(&fixture().images, path, body)
+}
+
+fn post_to(router: &Router, path: &str, body: &[u8]) -> (StatusCode, String) {
+    let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
+    let request = request.body(Body::from(body.to_vec()));
+    fixture().runtime.block_on(async {
         let response = router.clone().oneshot(request.expect("a request")).await.expect("infallible");
         let status = response.status();
         assert!(![401, 403, 405, 415, 421].contains(&status.as_u16()), "{path} is not reached: {status}");
@@ -121,6 +141,7 @@ fn messages(mut body: &[u8]) -> Vec<Vec<u8>> {
 struct Echo {
     requests: Vec<Sequence>,
     launched: bool,
+    image_token: Option<u32>,
 }
 
 struct Sequence {
@@ -181,14 +202,14 @@ impl StepEngine for Echo {
     fn limits(&self) -> EngineLimits {
         EngineLimits {
             max_model_len: 512,
-            vocab_size: VOCABULARY,
+            vocab_size: if self.image_token.is_some() { IMAGE_VOCABULARY } else { VOCABULARY },
             block_size: 16,
             kv_blocks: 64,
             kv_cache_dtype: "bf16",
             max_num_seqs: 1024,
             eos_token_ids: vec![EOS],
             num_speculative_tokens: None,
-            image_token: None,
+            image_token: self.image_token,
             unsupported: &["prompt_logprobs", "priority"],
             max_loras: 0,
             hidden_size: 3,
