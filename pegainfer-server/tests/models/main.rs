@@ -6,6 +6,8 @@
 mod deepseek_v4_tiny;
 mod hub;
 mod hub_segments;
+#[cfg(feature = "qwen35")]
+mod images;
 mod lora;
 mod minimal_model;
 mod moe_tiny;
