@@ -12,7 +12,6 @@ pub fn check(data: &[u8]) {
     if serde_json::from_slice::<Value>(parts).is_err() {
         return;
     }
-    // The parts are not parsed, because fields that are ignored may have numbers beyond f64.
     let body = |head: &str, tail: &str| [head.as_bytes(), parts, tail.as_bytes()].concat();
     let chat = || body(r#"{"max_tokens":1,"messages":[{"role":"user","content":"#, "}]}");
     match first % 4 {

@@ -6,7 +6,7 @@ use super::task::Task;
 use anyhow::{Context, Result, bail};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
-use pegainfer_images::{ConfigError, ImageProcessor};
+use pegainfer_images::ImageProcessor;
 use pegainfer_model_files::{ModelFiles, gguf};
 use pegainfer_models::args::TaskArg;
 use pegainfer_terminal::printable::one_line;
@@ -32,7 +32,7 @@ pub struct Checkpoint {
     /// What the model is for.
     pub task: Task,
     /// Scales images, if the model reads them; the error if its processor is not supported.
-    pub image_processor: Result<ImageProcessor, ConfigError>,
+    pub image_processor: Result<ImageProcessor>,
 }
 
 /// Sampling parameters of `generation_config.json`, or OpenAI's defaults.
@@ -74,7 +74,7 @@ impl Checkpoint {
         let encoder = Encoder::start(tokenizer.clone()).context("the tokenizer's threads cannot be started")?;
         let template = ChatTemplate::load(dir)?;
         let defaults = SamplingDefaults::load(dir)?;
-        let image_processor = images::processor(dir)?;
+        let image_processor = images::processor(dir);
         Ok(Self { name, origin: None, tokenizer, encoder, template, defaults, task, image_processor })
     }
 

@@ -3,7 +3,7 @@
 use super::encoder::Encoder;
 use crate::limits::ImageFlags;
 use anyhow::Result;
-use pegainfer_images::{ConfigError, ImageProcessor};
+use pegainfer_images::ImageProcessor;
 use pegainfer_model_files::ModelFiles;
 use pegainfer_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -26,7 +26,7 @@ impl ImageReader {
     /// The reader of a model whose images have this token; `None`, with a warning, if its images cannot be served.
     pub(super) fn new(
         token: u32,
-        processor: &Result<ImageProcessor, ConfigError>,
+        processor: &Result<ImageProcessor>,
         template: Option<&ChatTemplate>,
         encoder: &Encoder,
     ) -> Option<Self> {
@@ -36,7 +36,7 @@ impl ImageReader {
         };
         let processor = match processor {
             Ok(processor) => *processor,
-            Err(error) => return refused(error.to_string()),
+            Err(error) => return refused(format!("{error:#}")),
         };
         let Some(template) = template else { return refused("it has no chat template".to_owned()) };
         match written(template, encoder, token) {
@@ -66,10 +66,10 @@ impl ImageReader {
 }
 
 /// The image processor that the files of a checkpoint describe.
-pub(super) fn processor(dir: &Path) -> Result<Result<ImageProcessor, ConfigError>> {
+pub(super) fn processor(dir: &Path) -> Result<ImageProcessor> {
     let files = ModelFiles::open(dir)?;
     let (preprocessor, processor) = (files.read("preprocessor_config.json")?, files.read("processor_config.json")?);
-    Ok(ImageProcessor::from_config(preprocessor.as_deref(), processor.as_deref()))
+    Ok(ImageProcessor::from_config(preprocessor.as_deref(), processor.as_deref())?)
 }
 
 /// Number of image tokens that the chat template writes for one image.
