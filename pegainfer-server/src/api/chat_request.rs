@@ -8,7 +8,8 @@ use super::policy::FieldPolicy;
 use super::schema::Body;
 use super::schema::chat::{ChatFields, TokensFields};
 use super::schema::conversation::{
-    ArgumentsField, ContentField, ContentPart, ContentPartFields, ConversationFields, MessageFields, ToolCallFields,
+    ArgumentsField, ContentField, ContentPart, ContentPartFields, ConversationFields, ImageUrlField, ImageUrlFields,
+    MessageFields, ToolCallFields,
 };
 use super::schema::generation::GenerationFields;
 use super::schema::numbers::TokenId;
@@ -185,7 +186,14 @@ fn read_part(
     let source = match (kind.as_str(), role) {
         ("image_url", Role::System) => refused("a system message has no images; send them in a user message"),
         ("image_url", _) if uuid.is_some() => refused("uuid is not implemented; leave it out"),
-        ("image_url", _) => ImageSource::openai(("messages", &at), image_url, None),
+        ("image_url", _) => {
+            let image = match image_url {
+                Some(ImageUrlField::Text(url)) => ImageUrlFields { url: Some(url), detail: None },
+                Some(ImageUrlField::Other(image)) => image,
+                None => ImageUrlFields::default(),
+            };
+            ImageSource::openai(("messages", &at), image.url, image.detail.as_deref())
+        }
         (_, Role::Tool) => return Ok(Part::Text(unread.text_for(body)?)),
         _ => Err(invalid(format!("{at} is of type {kind:?}: this model reads only text and images"))
             .with_code("unsupported_parameter")),

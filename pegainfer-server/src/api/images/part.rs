@@ -3,7 +3,6 @@
 use crate::api::schema::Body;
 use crate::error::ApiError;
 use pegainfer_images::{Detail, ImageError};
-use serde_json::Value;
 use std::fmt;
 
 /// An image of a message, or another part that models of text do not read.
@@ -50,23 +49,10 @@ impl fmt::Debug for ImageSource {
 }
 
 impl ImageSource {
-    /// An image of OpenAI's APIs in the part at `at` of a field: `image_url` is a URL, or an object with `url` and `detail`.
-    pub fn openai(
-        (field, at): (&str, &str),
-        image_url: Option<Value>,
-        detail: Option<Value>,
-    ) -> Result<Self, ApiError> {
-        let (url, detail) = match image_url {
-            Some(Value::Object(mut image)) => (image.remove("url"), image.remove("detail").or(detail)),
-            other => (other, detail),
-        };
-        let text = |value: Option<Value>, name: &str| match value.unwrap_or_default() {
-            Value::Null => Ok(None),
-            Value::String(text) => Ok(Some(text)),
-            _ => Err(invalid(field, at, format!("{name} is not a string"))),
-        };
-        let source = Self::url((field, at), text(url, "the image's URL")?)?;
-        let detail = text(detail, "detail")?.map_or(Ok(Detail::Auto), |detail| detail.parse());
+    /// An image of OpenAI's APIs with this URL and level of detail, in the part at `at` of a field.
+    pub fn openai((field, at): (&str, &str), url: Option<String>, detail: Option<&str>) -> Result<Self, ApiError> {
+        let source = Self::url((field, at), url)?;
+        let detail = detail.map_or(Ok(Detail::Auto), str::parse);
         Ok(Self { detail: detail.map_err(|error: ImageError| invalid(field, at, error))?, ..source })
     }
 

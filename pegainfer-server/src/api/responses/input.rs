@@ -227,7 +227,7 @@ fn image(at: &str, part: PartFields) -> Result<ImageSource, ApiError> {
         let message = "file_id is not implemented, because files are not stored; send image_url as a data URL";
         return Err(invalid_image("input", at, message));
     }
-    ImageSource::openai(("input", at), part.image_url, part.detail)
+    ImageSource::openai(("input", at), part.image_url, part.detail.as_deref())
 }
 
 /// The text of a part; the error is a part without text.

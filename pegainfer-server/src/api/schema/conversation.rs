@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -158,6 +158,7 @@ impl Alternative for ContentPartFields {
 
 /// A part of a content.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[schemars(example = json!({"type": "text", "text": "Hello!"}))]
 pub struct ContentPartFields {
     /// text or image_url. In a tool's result, a note takes the place of parts that the model does not read.
     #[serde(rename = "type")]
@@ -166,8 +167,7 @@ pub struct ContentPartFields {
     /// The text of a text.
     pub text: Option<String>,
     /// The image of an image_url: a data URL, or an object with one.
-    #[schemars(with = "Option<TextOr<ImageUrlFields>>")]
-    pub image_url: Option<Value>,
+    pub image_url: Option<ImageUrlField>,
     /// Not implemented: images have no names.
     #[schemars(with = "()")]
     pub uuid: Option<Value>,
@@ -176,6 +176,9 @@ pub struct ContentPartFields {
     /// Has no effect: prefixes are always cached.
     pub cache_control: Option<Value>,
 }
+
+/// `image_url`.
+pub type ImageUrlField = TextOr<ImageUrlFields>;
 
 /// An image.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]

@@ -131,11 +131,10 @@ pub struct PartFields {
     /// The text of a refusal.
     pub refusal: Option<String>,
     /// The image of an input_image: a data URL in base64 of a PNG, JPEG, WebP or GIF file.
-    #[schemars(with = "Option<String>")]
-    pub image_url: Option<Value>,
+    pub image_url: Option<String>,
     /// How many tokens the image may have: low at most 256, others as many as the server allows.
-    #[schemars(with = "Option<String>", extend("enum" = ["low", "high", "auto", "original", null]))]
-    pub detail: Option<Value>,
+    #[schemars(extend("enum" = ["low", "high", "auto", "original", null]))]
+    pub detail: Option<String>,
     /// Not implemented: files are not stored.
     #[schemars(with = "()")]
     pub file_id: Option<Value>,
