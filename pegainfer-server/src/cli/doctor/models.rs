@@ -17,7 +17,7 @@ use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_runtime::Model as _;
 use shapes::{LAYERS, qwen3_4b, qwen3_30b_a3b};
 #[cfg(feature = "qwen35")]
-use shapes::{qwen35_4b, qwen35_35b_a3b};
+use shapes::{qwen35_4b, qwen35_35b_a3b, qwen35_with_tower};
 use std::path::Path;
 
 /// Most tokens of a step of a whole model with group-quantised weights: more widen them for the GEMMs of bf16, which a
@@ -37,6 +37,12 @@ pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
         ("a model of Qwen3.5-4B's shape with FP8 weights", Model::qwen35(qwen35_4b(), 1, true)),
         #[cfg(feature = "qwen35")]
         ("one of two ranks of Qwen3.5-4B", Model::qwen35(qwen35_4b(), 2, false)),
+        #[cfg(feature = "qwen35")]
+        ("Qwen3.5-0.8B's vision tower", Model::qwen35_tower(qwen35_with_tower([768, 12, 3072], 1024))),
+        #[cfg(feature = "qwen35")]
+        ("Qwen3.5-4B's vision tower", Model::qwen35_tower(qwen35_with_tower([1024, 16, 4096], 2560))),
+        #[cfg(feature = "qwen35")]
+        ("Qwen3.5-27B's vision tower", Model::qwen35_tower(qwen35_with_tower([1152, 16, 4304], 5120))),
         ("a model of Qwen3-30B-A3B's shape", Model::qwen3(qwen3_30b_a3b(), 1, false)),
         ("a model of Qwen3-30B-A3B's shape with FP8 weights", Model::qwen3(qwen3_30b_a3b(), 1, true)),
         #[cfg(feature = "qwen35")]

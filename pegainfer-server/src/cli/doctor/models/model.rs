@@ -1,5 +1,7 @@
 //! A model whose ops are checked.
 
+#[cfg(feature = "qwen35")]
+use super::steps::image_records;
 use super::steps::{StepRecords, both, records};
 use anyhow::Result;
 use pegainfer_core::exec::Exec;
@@ -60,6 +62,12 @@ impl Model {
         let fp8_kv = qwen35::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
         let records = both(records::<Qwen35>(config, ranks), records::<Qwen35>(fp8_kv, ranks));
         Self { shape, rope_theta, matrix, fp8, more_steps: if fp8 { &FP8_STEPS } else { &[] }, records }
+    }
+
+    /// The vision tower of a Qwen3.5, and the ops that images change.
+    #[cfg(feature = "qwen35")]
+    pub(super) fn qwen35_tower(config: qwen35::config::Config) -> Self {
+        Self { records: image_records::<Qwen35>(config.clone()), ..Self::qwen35(config, 1, false) }
     }
 
     /// Properties of its calls that shapes do not show.

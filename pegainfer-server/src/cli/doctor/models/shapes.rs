@@ -6,6 +6,8 @@ use pegainfer_kernels::ops::{self, HeadShape};
 use pegainfer_qwen3_4b::config::Config as Qwen3Config;
 #[cfg(feature = "qwen35")]
 use pegainfer_qwen35_4b::config::{Config as Qwen35Config, LayerKind};
+#[cfg(feature = "qwen35")]
+use pegainfer_qwen35_4b::vision::config::VisionConfig;
 use pegainfer_runtime::MoeShape;
 
 /// Number of checked layers: the second one receives the output of the first.
@@ -100,6 +102,14 @@ pub fn qwen35_4b() -> Qwen35Config {
         initializer_range: 0.02,
         eos_token_ids: Vec::new(),
     }
+}
+
+/// A block of the vision tower of Qwen3.5-0.8B, 4B and 27B: values of the residual stream, heads, width of the MLP.
+#[cfg(feature = "qwen35")]
+pub fn qwen35_with_tower([hidden, heads, intermediate]: [usize; 3], out_hidden: usize) -> Qwen35Config {
+    let (depth, side, image_token) = (1, 48, 248_056);
+    let vision = VisionConfig { depth, hidden, heads, intermediate, out_hidden, side, image_token };
+    Qwen35Config { vision: Some(vision), hidden_size: out_hidden, ..qwen35_4b() }
 }
 
 /// Qwen3.5-35B-A3B, one layer of each kind.

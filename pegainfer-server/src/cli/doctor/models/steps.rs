@@ -1,8 +1,9 @@
 //! Records of steps.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Activations;
+use pegainfer_core::images::{Image, StepImage};
 use pegainfer_core::logits_processors::{CountUpdate, CountedPenalties, LogitEdit, LogitsUpdate, Penalties, TokenMask};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule;
@@ -31,6 +32,27 @@ pub fn records<M: pegainfer_runtime::Model>(config: M::Config, ranks: usize) -> 
         ask_for_all(&mut step, M::info(&config).vocab_size);
         let mut records = pegainfer_runtime::record_step::<M>(&config, (ACTIVATIONS, ranks), &step)?;
         records.retain(|record| record.sent == 0);
+        Ok(records)
+    })
+}
+
+/// Records the ops of a tower, and those that take its rows and positions, in steps of one prompt that has an image of
+/// most of its tokens. None for other steps.
+pub fn image_records<M: pegainfer_runtime::Model>(config: M::Config) -> StepRecords {
+    Box::new(move |batch, tokens, context| {
+        let side = tokens.isqrt();
+        if batch != 1 || !(8..=32).contains(&side) {
+            return Ok(Vec::new());
+        }
+        let mut step = pegainfer_runtime::uniform::<M>(batch, tokens, context);
+        let (grid, pixels) = (2 * side, vec![0; (32 * side).pow(2) * 3]);
+        let image = Image::new((grid, grid), pixels).map(Arc::new).context("an image of another size than its grid")?;
+        step.images.push(StepImage { first: 0, rows: 0..image.tokens(), image });
+        step.rope_positions.extend(step.positions.iter().map(|at| [*at, at.saturating_sub(1), at / 2]));
+        let mut records = pegainfer_runtime::record_step::<M>(&config, (ACTIVATIONS, 1), &step)?;
+        let rows = records.iter().position(|record| record.op == "embedding").unwrap_or(records.len());
+        let rest = records.split_off(rows).into_iter().filter(|record| record.op.starts_with("gated_qk"));
+        records.extend(rest.collect::<Vec<_>>());
         Ok(records)
     })
 }
