@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from web_ui_test import chats, controls, conversation, files, rendering, responses, server_states
+from web_ui_test import chats, controls, conversation, files, images, rendering, responses, server_states
 from web_ui_test.harness import ROOT, ledger, server, window
 
 
@@ -58,6 +58,13 @@ def main():
         print("ok: tokens and Markdown of one response")
         files.attached_files(browser, url)
         print("ok: attached files")
+        images.only_for_models_that_read_images(browser, url)
+        images.attach_and_send(browser, url, shoot)
+        images.refused_images(browser, url)
+        images.conversations_with_images(browser, url)
+        images.failed_requests_give_images_back(browser, url)
+        images.chats_from_before_images(browser, url)
+        print("ok: images")
         files.export_and_import(browser, url)
         print("ok: export and import")
         controls.theme(browser, url)

@@ -38,6 +38,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/ui/highlight.js", JAVASCRIPT, include_str!("../ui/highlight.js")),
     ("/ui/history.js", JAVASCRIPT, include_str!("../ui/history.js")),
     ("/ui/icons.js", JAVASCRIPT, include_str!("../ui/icons.js")),
+    ("/ui/images.js", JAVASCRIPT, include_str!("../ui/images.js")),
     ("/ui/key.js", JAVASCRIPT, include_str!("../ui/key.js")),
     ("/ui/languages.js", JAVASCRIPT, include_str!("../ui/languages.js")),
     ("/ui/latex-commands.js", JAVASCRIPT, include_str!("../ui/latex-commands.js")),
@@ -60,10 +61,10 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/ui/vendor/marked.LICENSE.txt", TEXT, include_str!("../ui/vendor/marked.LICENSE.txt")),
 ];
 
-/// Allows only this server's files as scripts, styles and requests. Model output is shown as text, and could not run
-/// even if a bug inserted it as markup.
-const POLICY: &str =
-    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";
+/// Allows only this server's files as scripts, styles and requests, and images of messages as data URLs. Model output is
+/// shown as text, and could not run even if a bug inserted it as markup.
+const POLICY: &str = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; \
+     frame-ancestors 'none'; object-src 'none'";
 
 /// The routes of the web UI: `/` and `/ui/...`.
 pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {

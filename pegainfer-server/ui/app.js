@@ -37,11 +37,11 @@ const key = new Key(() => {
   sinceModels = MODEL_POLLS;
 });
 const settings = new Settings(byId('settings'), () => current.touch());
-const models = new Models(() => current.touch(), submit);
+const models = new Models(() => current.touch(), (suggestion) => submit({ prompt: suggestion, images: [] }));
 const chat = new Chat(log, settings, key, submit, () => current.touch());
 const card = new TokenCard(byId('card'), log);
 const charts = new Charts(byId('charts'), byId('live-note'));
-const attachments = new Attachments();
+const attachments = new Attachments(models);
 const store = await openStore();
 const current = new CurrentChat(
   store,
@@ -87,12 +87,14 @@ async function refreshModels() {
 
 /** Sends the text of the composer with the attached files. */
 function send() {
-  const text = withFiles(prompt.value.trim(), attachments.files);
-  if (!text || !isReady()) return;
+  const message = { prompt: withFiles(prompt.value.trim(), attachments.files), images: attachments.images };
+  if (!(message.prompt || message.images.length) || !isReady()) return;
+  say('attach-error', attachments.refusal);
+  if (attachments.refusal) return;
   prompt.value = '';
   attachments.clear();
   fitPrompt();
-  submit(text);
+  submit(message);
 }
 
 /** Whether a prompt can be sent; shows the setting that prevents it. */
@@ -104,10 +106,10 @@ function isReady() {
   return false;
 }
 
-/** Sends `text`, instead of the turn of `view` and those after it if there is one. */
-async function submit(text, view) {
+/** Sends `message`, `{prompt, images}`, instead of the turn of `view` and those after it if there is one. */
+async function submit(message, view) {
   if (!isReady()) return;
-  const running = chat.send(models.name, text, view);
+  const running = chat.send(models.name, message, view);
   log.scrollTop = log.scrollHeight;
   showState('Generating …');
   current.save();
@@ -122,13 +124,14 @@ async function submit(text, view) {
   refocus();
   if (outcome !== 'failed') return;
   if (status === 401 && (await key.askAgain())) {
-    if (prompt.value === text) prompt.value = '';
-    submit(text, view);
+    if (prompt.value === message.prompt) prompt.value = '';
+    submit(message, view);
     return;
   }
   // The form of an edited message keeps its text itself.
   if (!view && !prompt.value) {
-    prompt.value = text;
+    prompt.value = message.prompt;
+    attachments.images = message.images;
     fitPrompt();
   }
 }

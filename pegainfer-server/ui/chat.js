@@ -1,6 +1,7 @@
 // The conversation: turns of a prompt and a response, and the running request.
 
 import { ApiError, chat } from './api.js';
+import { contentOf } from './images.js';
 import { TurnView } from './message.js';
 import { ReasoningSplitter } from './segments.js';
 import { count, milliseconds } from './words.js';
@@ -18,8 +19,8 @@ class Turn {
   #started = performance.now();
   #first = null;
 
-  constructor(prompt, view) {
-    this.prompt = prompt;
+  constructor(message, view) {
+    this.message = message;
     this.view = view;
   }
 
@@ -51,7 +52,7 @@ class Turn {
 
   /** What is kept of the turn. */
   get kept() {
-    return { prompt: this.prompt, content: this.content.trim(), reasoning: this.reasoning, times: this.times };
+    return { ...this.message, content: this.content.trim(), reasoning: this.reasoning, times: this.times };
   }
 
   #sink() {
@@ -74,7 +75,7 @@ class Turn {
   }
 }
 
-/** Sends prompts to the model and shows the conversation in `log`. */
+/** Sends messages, `{prompt, images}`, to the model and shows the conversation in `log`. */
 export class Chat {
   #log;
   #settings;
@@ -88,7 +89,7 @@ export class Chat {
   #turn = null;
 
   /**
-   * `resend(prompt, view)` is called when the user wants `prompt` sent instead of the turn of `view` and those after it,
+   * `resend(message, view)` is called when the user wants `message` sent instead of the turn of `view` and those after it,
    * `changed()` when a response has grown.
    */
   constructor(log, settings, key, resend, changed) {
@@ -103,7 +104,7 @@ export class Chat {
     return this.#running !== null;
   }
 
-  /** The turns with a response, `[{prompt, content, reasoning, times}]`. */
+  /** The turns with a response, `[{prompt, images, content, reasoning, times}]`. Older turns have no `images`. */
   get turns() {
     return this.#turns.flatMap(({ kept }) => kept ?? []);
   }
@@ -132,14 +133,14 @@ export class Chat {
   }
 
   /**
-   * Sends `prompt`, instead of the turn of `view` and those after it if there is one; they come back if the request fails or
+   * Sends `message`, instead of the turn of `view` and those after it if there is one; they come back if the request fails or
    * is stopped before its first token. Resolves to `{times, outcome, status}`: the latencies, `done`, `stopped`, `failed`, or
    * `cleared` if a new chat was started meanwhile, and the HTTP status of a refusal.
    */
-  async send(model, prompt, view) {
+  async send(model, message, view) {
     const replaced = this.#replace(view);
-    const body = { ...(model && { model }), messages: this.#messages(prompt), ...this.#settings.request };
-    const turn = new Turn(prompt, this.#open(prompt));
+    const body = { ...(model && { model }), messages: this.#messages(message), ...this.#settings.request };
+    const turn = new Turn(message, this.#open(message));
     const running = new AbortController();
     this.#running = running;
     this.#turn = turn;
@@ -177,8 +178,8 @@ export class Chat {
     this.#turns.push(...replaced);
   }
 
-  #open(prompt) {
-    const view = new TurnView(this.#log, prompt, (text) => this.#resend(text, view));
+  #open(message) {
+    const view = new TurnView(this.#log, message, (changed) => this.#resend(changed, view));
     return view;
   }
 
@@ -201,21 +202,21 @@ export class Chat {
   }
 
   /** Messages without earlier reasoning, as the chat templates of reasoning models expect. */
-  #messages(prompt) {
+  #messages(message) {
     const system = this.#settings.system;
     const complete = this.turns.filter(({ content }) => content);
     return [
       ...(system ? [{ role: 'system', content: system }] : []),
       ...complete.flatMap((turn) => [
-        { role: 'user', content: turn.prompt },
+        { role: 'user', content: contentOf(turn) },
         { role: 'assistant', content: turn.content },
       ]),
-      { role: 'user', content: prompt },
+      { role: 'user', content: contentOf(message) },
     ];
   }
 
   #show(turn) {
-    const view = this.#open(turn.prompt);
+    const view = this.#open({ prompt: turn.prompt, images: turn.images ?? [] });
     if (turn.reasoning) view.reason([{ text: turn.reasoning }]);
     view.write([{ text: turn.content }]);
     view.end(turn);

@@ -56,7 +56,7 @@ export class CurrentChat {
     this.#timer = null;
     const { model, system, turns } = this.#read();
     if (!turns.length) return;
-    const title = this.#chat.title || titleOf(turns[0].prompt);
+    const title = this.#chat.title || titleOf(turns[0]);
     Object.assign(this.#chat, { title, model, system, updated: Date.now() });
     try {
       await this.#store.put({ ...this.#chat, turns });
@@ -78,9 +78,9 @@ function fresh() {
   return { id, title: '', named: false, model: null, system: '', updated: 0 };
 }
 
-/** The first words of a prompt, or the name of its first file. */
-function titleOf(prompt) {
+/** The first words of a turn's prompt, or the name of its first file or image. */
+function titleOf({ prompt, images = [] }) {
   const { text, files } = splitFiles(prompt);
-  const line = (text.trim() || files[0]?.name || 'Chat').replace(/\s+/g, ' ');
+  const line = (text.trim() || files[0]?.name || images[0]?.name || 'Chat').replace(/\s+/g, ' ');
   return line.length > TITLE ? `${line.slice(0, TITLE - 1).trimEnd()}…` : line;
 }

@@ -5,11 +5,12 @@ import { Body } from './body.js';
 import { copyButton } from './clipboard.js';
 import { element } from './dom.js';
 import { iconButton } from './icons.js';
+import { thumbnail } from './images.js';
 
 /** A turn in the conversation `log`. */
 export class TurnView {
   #root;
-  #prompt;
+  #message;
   #question;
   #reasoning = null;
   #content;
@@ -17,15 +18,15 @@ export class TurnView {
   #log;
   #error = null;
 
-  /** `resend(prompt)` is called with the prompt to send instead of this turn and those after it. */
-  constructor(log, prompt, resend) {
+  /** `message`: `{prompt, images}`. `resend(message)` is called with what to send instead of this turn and those after it. */
+  constructor(log, message, resend) {
     this.#log = log;
-    this.#prompt = prompt;
+    this.#message = message;
     this.#resend = resend;
-    this.#question = element('div', { className: 'question' }, ...question(prompt));
+    this.#question = element('div', { className: 'question' }, ...question(message));
     const edit = iconButton('edit', 'Edit message', () => this.#edit(edit));
     edit.classList.add('resend');
-    const actions = element('div', { className: 'actions' }, copyButton('Copy message', () => prompt), edit);
+    const actions = element('div', { className: 'actions' }, copyButton('Copy message', () => message.prompt), edit);
     const body = element('div', { className: 'response' });
     this.#content = new Body(body);
     this.#root = element('article', { className: 'turn' }, this.#question, actions, body);
@@ -65,7 +66,7 @@ export class TurnView {
     this.busy = false;
     if (error) this.fail(error);
     if (note) this.#root.append(element('p', { className: 'figures' }, note));
-    const again = iconButton('resend', 'Regenerate the response', () => this.#resend(this.#prompt));
+    const again = iconButton('resend', 'Regenerate the response', () => this.#resend(this.#message));
     again.classList.add('resend');
     const actions = element('div', { className: 'actions' }, again);
     if (content) actions.prepend(copyButton('Copy response', () => content));
@@ -105,9 +106,9 @@ export class TurnView {
     return toggle;
   }
 
-  /** Replaces the prompt by a form to edit it. */
+  /** Replaces the prompt by a form to edit it. Images stay. */
   #edit(opener) {
-    const field = element('textarea', { value: this.#prompt, rows: 3, ariaLabel: 'Edited message' });
+    const field = element('textarea', { value: this.#message.prompt, rows: 3, ariaLabel: 'Edited message' });
     const send = element('button', { type: 'submit', className: 'primary small resend' }, 'Send');
     const close = () => {
       form.replaceWith(this.#question);
@@ -119,7 +120,8 @@ export class TurnView {
     const form = element('form', { className: 'edit' }, field, cancel, send);
     form.addEventListener('submit', (event) => {
       event.preventDefault();
-      if (field.value.trim()) this.#resend(field.value.trim());
+      const prompt = field.value.trim();
+      if (prompt || this.#message.images.length) this.#resend({ ...this.#message, prompt });
     });
     form.addEventListener('keydown', (event) => {
       if (event.key !== 'Escape') return;
@@ -139,12 +141,13 @@ export class TurnView {
   }
 }
 
-/** The parts of a prompt: its files, closed, and its text. */
-function question(prompt) {
+/** The parts of a message: its images, its files, closed, and its text. */
+function question({ prompt, images }) {
   const { text, files } = splitFiles(prompt);
   const entries = files.map(({ name, content }) => {
     const body = element('pre', { tabIndex: 0 }, content);
     return element('details', { className: 'file' }, element('summary', {}, name), body);
   });
-  return [element('span', { className: 'unseen' }, 'You: '), ...entries, text];
+  const pictures = images.length ? [element('div', { className: 'images' }, images.map(thumbnail))] : [];
+  return [element('span', { className: 'unseen' }, 'You: '), ...pictures, ...entries, text];
 }

@@ -47,6 +47,11 @@ export class Models {
     return this.card?.id;
   }
 
+  /** True if the model that is asked reads images. */
+  get readsImages() {
+    return this.card?.input_modalities?.includes('image') ?? false;
+  }
+
   /** The name to keep with a chat. */
   get chosen() {
     return this.#chosen ?? this.name ?? null;
@@ -79,6 +84,8 @@ export class Models {
     const name = this.#cards.length < 2 ? `${this.name}, ` : '';
     say('model', `${gone}${name}${facts(this.card)}`);
     byId('model').title = byId('model').textContent;
+    const files = this.readsImages ? 'images or text files' : 'text files';
+    Object.assign(byId('attach'), { ariaLabel: `Attach ${files}`, title: `Attach ${files}` });
     this.#welcome();
   }
 

@@ -1,14 +1,16 @@
-// A conversation as a file: as Markdown to read, and as JSON to read and to import. The JSON has the form of a chat request:
-// `{model, messages}`, with the reasoning of a response in `reasoning_content`.
+// A conversation as a file: as Markdown to read, with the names of images, and as JSON to read and to import. The JSON has the
+// form of a chat request: `{model, messages}`, with the reasoning of a response in `reasoning_content`.
 
 import { element } from './dom.js';
+import { contentOf, fromContent } from './images.js';
 
-/** Text of a Markdown file. `turns`: `[{prompt, content, reasoning}]`. */
+/** Text of a Markdown file. `turns`: `[{prompt, images, content, reasoning}]`. */
 export function toMarkdown({ model, system, turns }) {
   const section = (title, text) => (text ? [`## ${title}\n\n${text}`] : []);
   const quote = (text) => text && text.trim().replace(/^/gm, '> ');
-  const parts = turns.flatMap(({ prompt, content, reasoning }) => [
-    ...section('User', prompt),
+  const names = (images = []) => images.map(({ name }) => `(Image: ${name})`);
+  const parts = turns.flatMap(({ prompt, images, content, reasoning }) => [
+    ...section('User', [...names(images), ...(prompt ? [prompt] : [])].join('\n\n')),
     ...section('Reasoning', quote(reasoning)),
     ...section('Assistant', content),
   ]);
@@ -17,9 +19,9 @@ export function toMarkdown({ model, system, turns }) {
 
 /** Text of a JSON file. */
 export function toJson({ model, system, turns }) {
-  const messages = turns.flatMap(({ prompt, content, reasoning }) => [
-    { role: 'user', content: prompt },
-    { role: 'assistant', content, ...(reasoning && { reasoning_content: reasoning }) },
+  const messages = turns.flatMap((turn) => [
+    { role: 'user', content: contentOf(turn) },
+    { role: 'assistant', content: turn.content, ...(turn.reasoning && { reasoning_content: turn.reasoning }) },
   ]);
   const all = [...(system ? [{ role: 'system', content: system }] : []), ...messages];
   return `${JSON.stringify({ model, messages: all }, null, 2)}\n`;
@@ -30,8 +32,9 @@ export function fromJson(text) {
   const messages = parse(text)?.messages;
   if (!Array.isArray(messages)) throw new Error('The file has no list of messages.');
   const isText = (message) => typeof message?.content === 'string';
-  const odd = messages.findIndex((message) => !isText(message));
-  if (odd >= 0) throw new Error(`The content of message ${odd + 1} is not a text.`);
+  const isRead = (message) => isText(message) || (message?.role === 'user' && fromContent(message.content) !== null);
+  const odd = messages.findIndex((message) => !isRead(message));
+  if (odd >= 0) throw new Error(`The content of message ${odd + 1} is not a text, nor a user's text with images as data URLs.`);
   const system = messages[0]?.role === 'system' ? messages[0].content : '';
   const rest = messages.slice(messages[0]?.role === 'system' ? 1 : 0);
   const turns = [];
@@ -44,7 +47,7 @@ function turn(user, assistant) {
     throw new Error('The messages must be a user message and its response, and so on, after at most one system message.');
   }
   const reasoning = assistant.reasoning_content;
-  return { prompt: user.content, content: assistant.content, reasoning: typeof reasoning === 'string' ? reasoning : '' };
+  return { ...fromContent(user.content), content: assistant.content, reasoning: typeof reasoning === 'string' ? reasoning : '' };
 }
 
 function parse(text) {

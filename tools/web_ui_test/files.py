@@ -36,9 +36,9 @@ def attached_files(browser, url):
         error = page.locator("#attach-error")
         opens(page, "Attach text files", "file-chooser")
         # A binary file and one that is too large are refused by name; a good one among them is taken.
-        choose(page, upload("notes.md", FENCED), upload("a.png", b"\x89PNG\0\0"), upload("big.txt", "x" * 262_144))
+        choose(page, upload("notes.md", FENCED), upload("a.bin", b"\x7fELF\0\0"), upload("big.txt", "x" * 262_144))
         expect(error).to_have_text(
-            "a.png is not a text file in UTF-8. big.txt is too large: the files of one message may have 256 KiB together."
+            "a.bin is not a text file in UTF-8. big.txt is too large: the text files of one message may have 256 KiB together."
         )
         expect(entries).to_have_text(["notes.md, 21 bytes Remove"])
         expect(page.locator("#prompt")).to_be_focused()
@@ -102,7 +102,7 @@ def export_and_import(browser, url):
         for text, reason in (
             ("{", "The file is not JSON."),
             ("{}", "The file has no list of messages."),
-            ('{"messages": [{"role": "user"}]}', "The content of message 1 is not a text."),
+            ('{"messages": [{"role": "user"}]}', "The content of message 1 is not a text, nor"),
             ('{"messages": [{"role": "user", "content": "a"}]}', "The messages must be a user message and its response"),
         ):
             import_file(page, "bad.json", text)
