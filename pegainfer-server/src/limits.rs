@@ -2,6 +2,7 @@
 
 use crate::budget;
 use clap::{Args, Command, FromArgMatches};
+use pegainfer_core::images::MAX_TOKENS;
 use pegainfer_images::ImageLimits;
 use pegainfer_terminal::values::parse_bytes;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -44,8 +45,8 @@ pub struct Limits {
 /// Flags that limit images, for models that read them.
 #[derive(Debug, Clone, Args)]
 pub struct ImageFlags {
-    /// Maximum number of tokens of an image; larger images are scaled down
-    #[arg(long, value_name = "TOKENS", default_value = "4096")]
+    /// Maximum number of tokens of an image, at most 4096; larger images are scaled down
+    #[arg(long, value_name = "TOKENS", default_value = "4096", value_parser = parse_image_tokens)]
     pub max_image_tokens: NonZeroU32,
     /// Maximum number of images of a request
     #[arg(long, value_name = "N", default_value = "64")]
@@ -78,6 +79,11 @@ impl Default for Limits {
         let matches = Self::augment_args(Command::new("limits")).get_matches_from([""]);
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
+}
+
+fn parse_image_tokens(text: &str) -> Result<NonZeroU32, String> {
+    let tokens = text.parse().ok().filter(|tokens: &NonZeroU32| tokens.get() as usize <= MAX_TOKENS);
+    tokens.ok_or_else(|| format!("{text} is not a number from 1 to {MAX_TOKENS}"))
 }
 
 fn parse_inflight_bytes(text: &str) -> Result<u64, String> {

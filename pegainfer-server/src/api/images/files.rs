@@ -16,6 +16,8 @@ pub struct ImageFile {
     pub at: String,
     /// Its bytes.
     pub bytes: Vec<u8>,
+    /// Their BLAKE3.
+    pub hash: [u8; 32],
     /// What its header says.
     pub header: Header,
     /// The size that the request asks for.
@@ -93,7 +95,8 @@ impl Sources {
             };
             let (bytes, header, tokens) =
                 read().map_err(|error: pegainfer_images::ImageError| invalid(field, &at, error))?;
-            Ok(ImageFile { at, bytes, header, resolution, tokens, start: 0 })
+            let hash = *blake3::hash(&bytes).as_bytes();
+            Ok(ImageFile { at, bytes, hash, header, resolution, tokens, start: 0 })
         };
         let images = images.into_iter().take_while(|_| !cancel.is_cancelled());
         Ok(ImageFiles { field, files: images.map(open).collect::<Result<_, ApiError>>()? })

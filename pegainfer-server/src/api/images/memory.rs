@@ -4,6 +4,7 @@
 //! A request takes memory for all of its pictures first, and then memory for one decoder after the other, so that no two
 //! requests wait for each other. Tenants take turns.
 
+use super::recent::RecentPictures;
 use crate::error::ApiError;
 use crate::fair_queue::{MAX_WAIT, Permits, QueueError, QueueLimits, Slots};
 use crate::tenant::Tenant;
@@ -25,6 +26,8 @@ pub struct ImageMemory {
     threads: Slots,
     decoders: Slots,
     pictures: Slots,
+    /// Pictures of recent requests, an eighth more.
+    pub recent: RecentPictures,
 }
 
 impl ImageMemory {
@@ -33,7 +36,8 @@ impl ImageMemory {
         let threads = available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
         let slots = |permits: usize| Slots::new(QueueLimits::new(permits, (permits / 4 * 3).max(1)), MAX_WAIT);
         let half = usize::try_from(limit / 2 / UNIT).unwrap_or(usize::MAX).max(1);
-        Self { limit, threads: slots(threads), decoders: slots(half), pictures: slots(half) }
+        let recent = RecentPictures::new(usize::try_from(limit / 8).unwrap_or(usize::MAX));
+        Self { limit, threads: slots(threads), decoders: slots(half), pictures: slots(half), recent }
     }
 
     /// Waits for the memory of pictures of `tokens` tokens.

@@ -3,12 +3,14 @@
 //! # Layout
 //! - [`part`]: an image as a request has it, and what models of text read instead.
 //! - [`files`]: the files of the images and their places in the prompt; nothing is decoded yet.
-//! - [`pictures`]: decoded and scaled images. [`memory`]: threads and memory for those of all requests.
+//! - [`pictures`]: decoded and scaled images; [`recent`]: those of recent requests. [`memory`]: threads and memory for
+//!   those of all requests.
 
 mod files;
 mod memory;
 mod part;
 mod pictures;
+mod recent;
 
 pub use files::{ImageFiles, ImagePixels, Sources};
 pub use memory::ImageMemory;

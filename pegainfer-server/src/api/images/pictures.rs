@@ -1,4 +1,4 @@
-//! Decoded and scaled images of a request. Images are decoded on threads of their own.
+//! Decoded and scaled images of a request. Images are decoded on threads of their own, unless a recent request had them.
 
 use super::files::{ImageFile, ImageFiles};
 use super::part::invalid;
@@ -65,6 +65,13 @@ impl Pictures {
         let mut spans = Vec::with_capacity(images.files.len());
         for file in images.files {
             let (start, at) = (file.start, file.at.clone());
+            let size = processor.size(&file.header, &file.resolution);
+            let size = size.map_err(|error| invalid(field, &at, error))?;
+            let key = (tenant, file.hash, size);
+            if let Some(image) = memory.recent.get(&key) {
+                spans.push(ImageSpan { start, image });
+                continue;
+            }
             let turn = memory.decoder(tenant, file.header.pixels()).await?;
             let work = move |_: &CancelCheck<'_>| decode(&file, &processor, &limits);
             // A decoder cannot be stopped. Its thread keeps its memory until it ends.
@@ -73,7 +80,9 @@ impl Pictures {
                 invalid(field, &at, format!("the image takes longer than {seconds} s to decode; scale it down"))
             })?;
             let image = decoded.map_err(|error| encoder_error(&error))?.map_err(|error| invalid(field, &at, error))?;
-            spans.push(ImageSpan { start, image: Arc::new(image) });
+            let image = Arc::new(image);
+            memory.recent.insert(key, image.clone());
+            spans.push(ImageSpan { start, image });
         }
         Ok(Self { spans: spans.into(), permits: Some(Arc::new(permits)) })
     }
@@ -88,6 +97,6 @@ fn decode(file: &ImageFile, processor: &ImageProcessor, limits: &ImageLimits) ->
     let picture = processor.process(&file.bytes, limits, &file.resolution)?;
     let (rows, columns) = picture.grid();
     let (width, height, bytes) = (picture.width(), picture.height(), picture.pixels().len());
-    let image = Image::new((rows as usize, columns as usize), &**picture.pixels());
+    let image = Image::new((rows as usize, columns as usize), picture.pixels().clone());
     image.ok_or(ImageError::Malformed { width, height, bytes })
 }
