@@ -172,9 +172,10 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
     })
 }
 
-/// True if the checkpoint in a directory has an image encoder that the flags want. Copies of the text model alone often
-/// keep the `vision_config` of the whole model. A checkpoint that cannot be read has none: loading reports its error.
-fn reads_images(dir: &Path, args: &EngineArgs) -> bool {
+/// True if the checkpoint in a directory has an image encoder that the flags want and the engine runs. Copies of the text
+/// model alone often keep the `vision_config` of the whole model. A checkpoint that cannot be read has none: loading
+/// reports its error.
+fn reads_images<M: Model>(dir: &Path, args: &EngineArgs) -> bool {
     if args.language_model_only {
         return false;
     }
@@ -182,8 +183,18 @@ fn reads_images(dir: &Path, args: &EngineArgs) -> bool {
     let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
     let is_described = config.is_some_and(|config| config["vision_config"].is_object());
     let has_encoder =
-        || Checkpoint::open(dir).is_ok_and(|weights| weights.names().any(|name| name.contains("visual.")));
-    is_described && (args.load_format == LoadFormat::Dummy || has_encoder())
+        || Checkpoint::open(dir).is_ok_and(|weights| weights.names().any(|name| name.contains("visual.merger.")));
+    if !is_described || !(args.load_format == LoadFormat::Dummy || has_encoder()) {
+        return false;
+    }
+    let text_only = args.overrides();
+    match M::load_config_with(dir, &Overrides { images: true, ..text_only.clone() }) {
+        Err(error) if M::load_config_with(dir, &text_only).is_ok() => {
+            log::warn!("the model reads images, but only text is served: {error}");
+            false
+        }
+        _ => true,
+    }
 }
 
 /// The load options of a runtime model, set by the flags.
@@ -191,7 +202,7 @@ fn load_options<M: Model>(dir: &Path, args: &EngineArgs) -> LoadOptions<M::Optio
     LoadOptions {
         model: M::Options::default(),
         model_path: dir.to_path_buf(),
-        overrides: Overrides { images: reads_images(dir, args), ..args.overrides() },
+        overrides: Overrides { images: reads_images::<M>(dir, args), ..args.overrides() },
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map(Into::into),
