@@ -33,7 +33,7 @@ struct Fixture {
     routers: [Router; 3],
     /// The gRPC services of the first one.
     grpc: Router,
-    /// Of a model that reads images.
+    /// A server whose model reads images.
     images: Router,
     runtime: Runtime,
 }

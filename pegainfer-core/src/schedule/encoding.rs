@@ -1,8 +1,8 @@
 //! Encoding of images ahead of their tokens: while sequences decode, a part of one image in each step, so that none of
 //! them waits for a whole image.
 //!
-//! What is planned here is work that is done early. The model encodes whatever a step needs and has not been encoded,
-//! so nothing depends on a part that was not run, or on rows that were dropped since.
+//! A part is only work done early. The model encodes every image that a step needs and that has no rows, so nothing
+//! depends on a part that did not run, or on rows that were dropped.
 
 use crate::images::{Image, ImageSpan};
 use std::collections::VecDeque;
@@ -49,8 +49,8 @@ impl Encoding {
         self.part.take()
     }
 
-    /// End of the tokens of `range` whose images are encoded. The first other image gets the step's part, unless
-    /// another one has it.
+    /// End of the tokens of `range` that can be computed: they stop before the first image that is not encoded, which
+    /// gets the step's part unless another image has it.
     pub fn ready(&mut self, spans: &[ImageSpan], range: Range<usize>) -> usize {
         if !self.in_parts {
             return range.end;

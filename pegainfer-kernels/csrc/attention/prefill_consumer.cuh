@@ -1,5 +1,5 @@
-// What attention by wgmma does with its tiles: the consumer warps of csrc/attention/prefill_wgmma.cu, and of
-// csrc/vision/attention_wgmma.cu, whose rows see all of their segment.
+// The consumer warps of attention by wgmma: of csrc/attention/prefill_wgmma.cu, which is causal, and of
+// csrc/vision/attention_wgmma.cu, where every row attends to its whole segment.
 //
 // A consumer goes through the KV tiles from the last, which causality masks, to the first. It keeps two GEMMs in
 // flight, S = q kᵀ of this KV tile and O += p v of the one before, and does the softmax of S while O is still being
@@ -120,7 +120,7 @@ template <int D> struct AttentionConsumer {
     }
 };
 
-// `write(consumer, batch, tile, row0)` writes a tile, of which a lane has rows row0 and row0 + 8.
+// `write(consumer, batch, tile, row0)` writes a tile; a lane holds its rows row0 and row0 + 8.
 template <int D, typename B, typename W>
 __device__ void consume(PrefillShared<D> &shared, const B &batch, const W &write, float scale, uint32_t consumer) {
     AttentionConsumer<D> c = {shared, consumer, scale};

@@ -2,7 +2,7 @@
 //
 //   out = softmax(q kᵀ scale) v over the rows of a query's segment; scale includes log2(e), for base 2
 // qkv: [n, 3, heads, head_dim] bf16, head_dim a multiple of 8 up to D; out: [n, heads, head_dim] bf16. Entry points for
-// D of 64, 80 (heads of 72) and 128; what lies behind head_dim is 0. Compute capability 8.0 and later. Technique:
+// D of 64, 80 (heads of 72) and 128; elements beyond head_dim are 0. Compute capability 8.0 and later. Technique:
 // FlashAttention-2 (arXiv 2307.08691): a block has 128 queries of a head, a warp 32 of them, so that each fragment of K
 // and V serves two multiplications; V of a tile comes while its scores are computed, the next K while V is multiplied.
 // Bound by the tensor cores and by reads of fragments from shared memory. Reference: src/cpu/vision/attention.rs.

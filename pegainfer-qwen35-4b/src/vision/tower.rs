@@ -131,8 +131,13 @@ impl Buffers {
 
     /// Uploads the inputs and sets all tensors to their rows.
     fn fill(&mut self, exec: &mut Exec, images: &[Image<'_>], layout: &Layout) -> Result<(), OpError> {
-        let pixels = images.iter().map(|image| image.pixels).collect::<Vec<_>>().concat();
-        exec.fill_rows(&mut self.pixels, &pixels)?;
+        match images {
+            [image] => exec.fill_rows(&mut self.pixels, image.pixels)?,
+            _ => {
+                let pixels = images.iter().map(|image| image.pixels).collect::<Vec<_>>().concat();
+                exec.fill_rows(&mut self.pixels, &pixels)?;
+            }
+        }
         exec.fill_rows(&mut self.weights, &layout.weights)?;
         let inputs = [
             (&mut self.patches, &layout.patches),

@@ -61,9 +61,7 @@ impl Text {
         let images = checkpoint.image_reader(limits.image_token);
         Self { checkpoint, grammars: GrammarService::new(compiler, trial), images }
     }
-}
 
-impl Text {
     /// What the model reads, in the words of `/v1/models`.
     pub fn input_modalities(&self) -> &'static [&'static str] {
         if self.images.is_some() { &["text", "image"] } else { &["text"] }

@@ -14,12 +14,12 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// [`rotate_grid`](super::rotate_grid()), then [`segment_attention`](super::segment_attention()).
 ///
 /// `qkv`: `[n, 3, heads, head_dim]` bf16 or f32; `out`: `[n, heads * head_dim]` of the same type; `blocks`: those that
-/// `grid.slots` are in; `scratch`: at least [`scratch_bytes`] bytes, for a GPU. What `qkv` and `scratch` hold then
-/// depends on the device. Hopper runs one kernel that rotates and packs keys and values, and one by wgmma, for heads of
-/// 64 to 128.
+/// `grid.slots` are in; `scratch`: memory of any type. What `qkv` and `scratch` hold then depends on the device. With at
+/// least [`scratch_bytes`] bytes Hopper runs one kernel that rotates and packs keys and values, and one by wgmma, for
+/// heads of 64 to 128.
 ///
 /// # Errors
-/// Wrong shapes or dtypes, too little scratch; those of the two ops.
+/// Wrong shapes or dtypes; those of the two ops.
 pub fn grid_attention(
     exec: &mut Exec,
     qkv: &mut Tensor,
@@ -30,7 +30,8 @@ pub fn grid_attention(
 ) -> Result<(), OpError> {
     let Grid { table, positions, slots, segments } = *grid;
     let [n, heads, head_dim] = [0, 2, 3].map(|i| qkv.shape().get(i).copied().unwrap_or(0));
-    if !choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper() && wide_head(head_dim).is_some()) {
+    let fits = scratch.bytes() >= scratch_bytes((n, blocks), (heads, head_dim)) as u64;
+    if !choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper() && wide_head(head_dim).is_some() && fits) {
         rotate_grid(exec, table, positions, qkv)?;
         return segment_attention(exec, qkv, segments, scale, out);
     }

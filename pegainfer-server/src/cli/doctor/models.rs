@@ -55,6 +55,12 @@ pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
     models.into_iter()
 }
 
+/// A tower with heads of 64 and GEMMs of 512 columns, which have the kernels of large towers.
+#[cfg(all(test, feature = "qwen35"))]
+pub fn small_tower() -> Model {
+    Model::qwen35_tower(qwen35_with_tower([512, 8, 512], 256))
+}
+
 impl Model {
     /// The model of the checkpoint in `dir`. Models that may have FP8 weights come twice, with a suffix for the name.
     pub fn load(dir: &Path) -> Result<Vec<(&'static str, Self)>> {

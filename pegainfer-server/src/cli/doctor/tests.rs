@@ -36,6 +36,26 @@ fn every_op_is_known() {
     assert_eq!(report.failed, 0);
 }
 
+/// The same of a vision tower, and of what positions of images change.
+#[cfg(feature = "qwen35")]
+#[test]
+fn every_op_of_a_vision_tower_is_known() {
+    let [mut cpu, mut other] = [(); 2].map(|()| Exec::cpu(Isa::best(), Some(2)).unwrap());
+    let (model, mut report, mut ops) = (models::small_tower(), DoctorReport::default(), BTreeSet::new());
+    // An image of 144 tokens, and one of 64, whose 256 patches have separate kernels for GEMMs and biases.
+    for tokens in [150, 70] {
+        for record in model.records(1, tokens, tokens).unwrap() {
+            ops.insert(record.op);
+            if report.seen.insert(key(&record, tokens)) {
+                report.op(&mut cpu, &mut other, &record, &model.case(tokens)).unwrap();
+            }
+        }
+    }
+    assert_eq!(report.failed, 0);
+    let expected = ["unfold_patches", "linear_bias", "add_bias", "grid_attention", "copy_rows"];
+    assert!(expected.iter().chain(&["gated_qk_norm_rope_write_kv"]).all(|op| ops.contains(op)), "{ops:?}");
+}
+
 /// Calls of these steps with group-quantised weights.
 fn group_calls(steps: &[StepShape]) -> Vec<OpRecord> {
     let (model, mut seen, mut calls) = (Model::small_groups(), HashSet::new(), Vec::new());
