@@ -8,6 +8,7 @@ mod tiles;
 use half::bf16;
 use pegainfer_core::weights::grouped::{GroupFormat, GroupedWeight, Offset, ScaleDType, StoredFormat, ZeroPoints};
 use pegainfer_core::weights::{Checkpoint, WeightsError};
+use pegainfer_testing::TempDir;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use std::path::PathBuf;
 
@@ -20,25 +21,18 @@ const V2: ZeroPoints = ZeroPoints { less_one: false, symmetric: false };
 type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
 
 /// A checkpoint in its own directory.
-pub struct Files(PathBuf);
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+pub struct Files(TempDir);
 
 impl Files {
     pub fn new(name: &str, tensors: &[Stored]) -> Self {
-        let dir = std::env::temp_dir().join(format!("pegainfer-grouped-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = TempDir::new(&format!("grouped-{name}"));
         let views = tensors.iter().map(|(n, d, s, b)| (n.as_str(), TensorView::new(*d, s.clone(), b).unwrap()));
-        std::fs::write(dir.join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
         Self(dir)
     }
 
     pub fn open(&self) -> Checkpoint {
-        Checkpoint::open(&self.0).unwrap()
+        Checkpoint::open(self.0.path()).unwrap()
     }
 }
 
