@@ -32,13 +32,8 @@ impl Image {
     /// of pixels from top to bottom. `None` if the bytes are not those of such an image, or for more than [`MAX_TOKENS`]
     /// tokens.
     pub fn new((rows, columns): (usize, usize), pixels: impl Into<Arc<[u8]>>) -> Option<Self> {
-        let (fits, pixels) =
-            (|side: usize| (1..=MAX_SIDE).contains(&side) && side.is_multiple_of(MERGE), pixels.into());
-        if !fits(rows)
-            || !fits(columns)
-            || rows * columns > MAX_TOKENS * MERGE * MERGE
-            || pixels.len() != rows * columns * PATCH * PATCH * 3
-        {
+        let pixels = pixels.into();
+        if !is_shape((rows, columns)) || pixels.len() != rows * columns * PATCH * PATCH * 3 {
             return None;
         }
         let mut hasher = blake3::Hasher::new();
@@ -47,9 +42,16 @@ impl Image {
         Some(Self { grid: (rows, columns), pixels, hash: *hasher.finalize().as_bytes() })
     }
 
-    /// An image with its shape and hash but no pixels, for replays of a schedule.
-    pub(crate) fn without_pixels(grid: (usize, usize), hash: [u8; 32]) -> Self {
-        Self { grid, pixels: Arc::default(), hash }
+    /// An image with its shape and hash but no pixels, for replays of a schedule. `None` as [`new`](Self::new).
+    pub fn without_pixels(grid: (usize, usize), hash: [u8; 32]) -> Option<Self> {
+        is_shape(grid).then(|| Self { grid, pixels: Arc::default(), hash })
+    }
+
+    /// An image of the same shape whose pixels depend on the hash only, in place of one without pixels.
+    pub fn stand_in(&self) -> Option<Self> {
+        let mut pixels = vec![0; self.grid.0 * self.grid.1 * PATCH * PATCH * 3];
+        blake3::Hasher::new_keyed(&self.hash).finalize_xof().fill(&mut pixels);
+        Self::new(self.grid, pixels)
     }
 
     /// Rows and columns of patches.
@@ -85,6 +87,12 @@ impl Image {
     }
 }
 
+/// True if an image may have these rows and columns of patches.
+fn is_shape((rows, columns): (usize, usize)) -> bool {
+    let fits = |side: usize| (1..=MAX_SIDE).contains(&side) && side.is_multiple_of(MERGE);
+    fits(rows) && fits(columns) && rows * columns <= MAX_TOKENS * MERGE * MERGE
+}
+
 /// An image at its place in a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageSpan {
@@ -114,19 +122,21 @@ pub struct StepImage {
 
 /// Why images do not fit a prompt, as the end of a sentence.
 pub fn check(spans: &[ImageSpan], prompt: &[u32], token: u32) -> Result<(), &'static str> {
+    check_places(spans, prompt.len())?;
+    let mut tokens = spans.iter().flat_map(|span| &prompt[span.range()]);
+    if tokens.all(|id| *id == token) { Ok(()) } else { Err("a token of one is not the model's image token") }
+}
+
+/// Why images do not fit a prompt of `len` tokens, whatever its tokens are.
+pub fn check_places(spans: &[ImageSpan], len: usize) -> Result<(), &'static str> {
     let mut end = 0;
-    for span in spans {
-        let range = span.range();
-        if range.start < end {
+    for ImageSpan { start, image } in spans {
+        if *start < end {
             return Err("they overlap, or are not in the order of the prompt");
         }
-        end = range.end;
-        match prompt.get(range) {
-            None => return Err("one ends after the prompt"),
-            Some(tokens) if tokens.iter().any(|id| *id != token) => {
-                return Err("a token of one is not the model's image token");
-            }
-            Some(_) => {}
+        end = start.saturating_add(image.tokens());
+        if end > len {
+            return Err("one ends after the prompt");
         }
     }
     Ok(())
@@ -187,6 +197,16 @@ mod tests {
         assert_eq!(image(2, 4, 1), image(2, 4, 1));
         for (grid, bytes) in [((2, 3), 6 * 768), ((0, 2), 0), ((2, 2), 4 * 768 + 1), ((4098, 2), 8196 * 768)] {
             assert!(Image::new(grid, vec![0; bytes]).is_none(), "{grid:?}");
+        }
+    }
+
+    #[test]
+    fn stand_ins_differ_as_the_images_they_stand_for() {
+        let stand_in = |hash| Image::without_pixels((4, 2), [hash; 32]).unwrap().stand_in().unwrap();
+        assert_eq!(stand_in(1), stand_in(1));
+        assert_ne!(stand_in(1).hash(), stand_in(2).hash());
+        for grid in [(3, 2), (0, 2), (4096, 4096), (usize::MAX, 2)] {
+            assert!(Image::without_pixels(grid, [1; 32]).is_none(), "{grid:?}");
         }
     }
 

@@ -1,13 +1,16 @@
 //! The lines of a recording: JSON objects, starting with the header.
 
 use super::Prompts;
+use anyhow::{Result, anyhow};
 use pegainfer_core::engine::GenerateRequest;
+use pegainfer_core::images::ImageSpan;
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
-use pegainfer_core::sampling::{SamplingError, SamplingParams};
-use pegainfer_core::schedule::recording::ScheduleEvent;
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_core::schedule::recording::{QueuedImage, ScheduleEvent};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// Version of the format.
 ///
@@ -96,6 +99,9 @@ pub struct Added {
     /// The prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<u32>>,
+    /// Images of the prompt, next to `ids`. Their pixels are not recorded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<QueuedImage>,
     /// Hashes of the prompt's complete blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hashes: Option<Vec<String>>,
@@ -170,6 +176,7 @@ impl Added {
             max_tokens: request.max_tokens,
             priority: request.priority,
             ids: ids.then(|| request.prompt.to_vec()),
+            images: request.images.iter().filter(|_| ids).map(QueuedImage::new).collect(),
             hashes,
             choice_of: None,
             seed: None,
@@ -190,21 +197,29 @@ impl Added {
         let (seed, parameters) = (self.seed, first.parameters.clone());
         let parameters =
             parameters.map(|parameters| Parameters { seed: seed.unwrap_or(parameters.seed), ..parameters });
-        Self { ids: first.ids.clone(), hashes: first.hashes.clone(), parameters, choice_of: None, seed: None, ..self }
+        let (ids, images, hashes) = (first.ids.clone(), first.images.clone(), first.hashes.clone());
+        Self { ids, images, hashes, parameters, choice_of: None, seed: None, ..self }
     }
 
-    /// The original request without its grammar; `None` without ids.
+    /// The original request without its grammar, and with other images of the same shapes; `None` without ids.
     ///
     /// # Errors
-    /// A parameter is out of range: this program did not write the line.
-    pub fn request(&self, vocab_size: usize) -> Result<Option<GenerateRequest>, SamplingError> {
+    /// A parameter is out of range, or images do not fit the prompt: this program did not write the line.
+    pub fn request(&self, vocab_size: usize) -> Result<Option<GenerateRequest>> {
         let (Some(ids), Some(parameters)) = (&self.ids, &self.parameters) else { return Ok(None) };
         let Parameters { temperature, top_k, top_p, min_p, seed, .. } = *parameters;
         let logits_processors = match &parameters.logits_processors {
             Some(processors) => LogitsProcessors::new(processors.clone(), vocab_size)?,
             None => None,
         };
+        let images = self.images_of(ids)?;
+        let stand_in = |ImageSpan { start, image }: &ImageSpan| {
+            let image = image.stand_in().map(Arc::new);
+            image.map(|image| ImageSpan { start: *start, image })
+        };
+        let images: Option<Arc<[ImageSpan]>> = images.iter().map(stand_in).collect();
         Ok(Some(GenerateRequest {
+            images: images.unwrap_or_default(),
             sampling: SamplingParams::new(temperature, top_k, top_p, min_p, seed)?,
             logits_processors,
             stop_token_ids: parameters.stop_token_ids.clone(),
@@ -213,6 +228,17 @@ impl Added {
             cache_salt: parameters.cache_salt,
             ..GenerateRequest::greedy(ids.clone(), self.max_tokens)
         }))
+    }
+}
+
+impl Added {
+    /// The images at their places in the prompt, without pixels.
+    ///
+    /// # Errors
+    /// They do not fit the prompt: this program did not write the line.
+    pub fn images_of(&self, ids: &[u32]) -> Result<Arc<[ImageSpan]>> {
+        let spans = QueuedImage::spans(&self.images, ids.len());
+        spans.map_err(|reason| anyhow!("the images of request {} do not fit its prompt: {reason}", self.add))
     }
 }
 
@@ -237,6 +263,8 @@ impl Parameters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recording::keys;
+    use pegainfer_core::images::Image;
     use std::collections::BTreeMap;
 
     #[test]
@@ -264,6 +292,37 @@ mod tests {
         let again = added.request(100).unwrap().unwrap();
         assert_eq!(format!("{again:?}"), format!("{request:?}"));
         assert!(added.request(50).is_ok() && added.request(3).is_err(), "token 3 is beyond the vocabulary");
+    }
+
+    #[test]
+    fn images_come_back_with_their_shapes_and_hashes_but_other_pixels() {
+        let image = |colour| Arc::new(Image::new((2, 4), vec![colour; 8 * 768]).unwrap());
+        let spans = |colour| [(1, image(1)), (3, image(colour))].map(|(start, image)| ImageSpan { start, image });
+        let request = |colour| GenerateRequest {
+            images: spans(colour).into(),
+            ..GenerateRequest::greedy([5, 9, 9, 9, 9, 6], 12)
+        };
+        let added = |colour| Added::new(1.5, 3, &request(colour), Prompts::Ids, None);
+        let text = serde_json::to_string(&added(2)).unwrap();
+        let read: Added = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, added(2));
+        assert_eq!(Added::choice(0.5, 4, &request(2), Prompts::Ids, 3).complete(&read).images, read.images);
+        let again = read.request(100).unwrap().unwrap().images;
+        assert_eq!(again.iter().map(ImageSpan::range).collect::<Vec<_>>(), [1..3, 3..5]);
+        assert!(again[0].image != spans(2)[0].image && again[0].image != again[1].image);
+        assert_eq!(again, added(2).request(100).unwrap().unwrap().images);
+        // Prompts of a trace are equal up to the first image that differs.
+        let keys = |colour| keys(&spans(colour), &request(colour).prompt);
+        assert_eq!((keys(2).len(), keys(2)[..3].to_vec()), (6, keys(3)[..3].to_vec()));
+        assert_ne!(keys(2)[3], keys(3)[3]);
+        assert!(added(2).hashes.is_none() && Added::new(0.0, 1, &request(2), Prompts::Hashes, None).images.is_empty());
+        for (change, words) in [("[5,", "[5,7,"), ("\"start\":3", "\"start\":2"), ("\"grid\":[2,4]", "\"grid\":[2,5]")]
+        {
+            let bad = text.replacen(change, words, 1).replace("[5,7,9,9,9,9,6]", "[5,9,9,9]");
+            let read: Added = serde_json::from_str(&bad).unwrap();
+            let error = read.request(100).unwrap_err().to_string();
+            assert!(error.starts_with("the images of request 3 do not fit its prompt: "), "{error}");
+        }
     }
 
     #[test]

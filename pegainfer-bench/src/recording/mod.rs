@@ -4,6 +4,7 @@
 pub mod format;
 
 use clap::ValueEnum;
+use pegainfer_core::images::{self, IMAGE_KEY, ImageSpan};
 use pegainfer_core::rng;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,13 @@ impl std::fmt::Display for TokenHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:016x}", self.0)
     }
+}
+
+/// A prompt whose images' tokens are replaced by a number of each image: prompts with equal keys share blocks of the
+/// prefix cache.
+pub fn keys(images: &[ImageSpan], prompt: &[u32]) -> Vec<u32> {
+    let number = |&[a, b, c, d, ..]: &[u8; 32]| Some(u32::from_le_bytes([a, b, c, d]) & !IMAGE_KEY);
+    images::keys(images, prompt, number)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::format::{Format, JsonFields};
 use super::reader::{Read, Reader, seconds};
 use super::request::TraceRequest;
 use crate::recording::format::{Added, Ended, RecordLine, VERSION};
+use crate::recording::keys;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -64,7 +65,12 @@ impl Recording {
         });
         let (ids, blocks) = match first.transpose()? {
             Some(first) => (first.ids.clone(), first.session.map(|_| first.blocks.clone())),
-            None => (added.ids, added.hashes.as_deref().map(hashes).transpose()?),
+            None => {
+                let images = added.images_of(added.ids.as_deref().unwrap_or_default());
+                let images = images.map_err(|error| error.to_string())?;
+                let hashes = added.hashes.as_deref().map(hashes).transpose()?;
+                (added.ids.map(|ids| keys(&images, &ids)), hashes)
+            }
         };
         let before = blocks.iter().flatten().rev().find_map(|hash| self.ends.get(hash));
         let request = TraceRequest {

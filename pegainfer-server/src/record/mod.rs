@@ -14,7 +14,7 @@ mod writer;
 
 use chain::Chain;
 use pegainfer_bench::recording::format::{Added, Ended, Header, Reason, RecordLine, VERSION};
-use pegainfer_bench::recording::{Prompts, TokenHash};
+use pegainfer_bench::recording::{Prompts, TokenHash, keys};
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::schedule::recording::ScheduleSink;
 use ring::hmac::{HMAC_SHA256, Key};
@@ -60,7 +60,7 @@ impl Recorder {
             Some(first) => (first.prompt.clone(), Added::choice(t, id, request, prompts, first.id)),
             None => {
                 let mut chain = (prompts == Prompts::Hashes).then(|| Chain::new(self.key.clone(), request.cache_salt));
-                let hashes = chain.as_mut().map(|chain| chain.extend(&request.prompt));
+                let hashes = chain.as_mut().map(|chain| chain.extend(&keys(&request.images, &request.prompt)));
                 (chain, Added::new(t, id, request, prompts, hashes))
             }
         };

@@ -16,7 +16,7 @@ pub use replay::{ReplayError, Replayed, replay};
 
 use super::state::StateConfig;
 use crate::engine::GenerateRequest;
-use crate::images::{Image, ImageSpan};
+use crate::images::{Image, ImageSpan, check_places};
 use crate::logits_processors::LogitsProcessors;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt::Debug;
@@ -150,13 +150,22 @@ pub struct QueuedImage {
 }
 
 impl QueuedImage {
-    fn new(ImageSpan { start, image }: &ImageSpan) -> Self {
+    /// The image of a request.
+    pub fn new(ImageSpan { start, image }: &ImageSpan) -> Self {
         Self { start: *start, grid: image.grid(), hash: *image.hash() }
     }
 
-    /// The image as a replay takes it.
-    fn span(&self) -> ImageSpan {
-        ImageSpan { start: self.start, image: Arc::new(Image::without_pixels(self.grid, self.hash)) }
+    /// Images without their pixels, at their places in a prompt of `len` tokens.
+    ///
+    /// # Errors
+    /// Why they cannot be there: this program did not write them.
+    pub fn spans(images: &[Self], len: usize) -> Result<Arc<[ImageSpan]>, &'static str> {
+        let span = |Self { start, grid, hash }: &Self| {
+            Some(ImageSpan { start: *start, image: Arc::new(Image::without_pixels(*grid, *hash)?) })
+        };
+        let spans: Option<Arc<[ImageSpan]>> = images.iter().map(span).collect();
+        let spans = spans.ok_or("one has an impossible shape")?;
+        check_places(&spans, len).map(|()| spans)
     }
 }
 

@@ -114,7 +114,7 @@ impl<S: SequenceState> Replay<S> {
         while let Some(event) = events.next() {
             match event {
                 ScheduleEvent::Engine(_) => return Err(self.impossible("another engine starts")),
-                ScheduleEvent::Queue(request) => self.queue(&request),
+                ScheduleEvent::Queue(request) => self.queue(&request)?,
                 ScheduleEvent::Cancel(id) => self.scheduler.cancel(RequestId(id)),
                 ScheduleEvent::Plan(plan) => self.plan(&plan)?,
                 ScheduleEvent::Commit(commit) => {
@@ -137,15 +137,17 @@ impl<S: SequenceState> Replay<S> {
         Ok(Replayed { preemptions: stats.preemptions, prefix_hits: stats.prefix_hits, ..self.done })
     }
 
-    fn queue(&mut self, queued: &QueuedRequest) {
+    fn queue(&mut self, queued: &QueuedRequest) -> Result<(), ReplayError> {
         let id = RequestId(queued.id);
         // Any bad word of two tokens will do: nothing is sampled here.
         let words = LogitsProcessorParams { bad_words: vec![vec![0, 0]], ..LogitsProcessorParams::default() };
         let processors = || LogitsProcessors::new(words, usize::MAX).ok().flatten();
+        let images = QueuedImage::spans(&queued.images, queued.prompt.len());
+        let images = images.map_err(|_| self.impossible("its images do not fit its prompt"))?;
         let request = GenerateRequest {
             same_prompt_as: queued.same_prompt_as.map(RequestId),
             engine: None,
-            images: queued.images.iter().map(QueuedImage::span).collect(),
+            images,
             logits_processors: queued.needs_history.then(processors).flatten(),
             stop_token_ids: queued.stop_token_ids.clone(),
             ignore_eos: queued.ignore_eos,
@@ -161,6 +163,7 @@ impl<S: SequenceState> Replay<S> {
             self.scheduler.replay_grammar(id);
         }
         self.done.requests += 1;
+        Ok(())
     }
 
     fn plan(&mut self, recorded: &Plan) -> Result<(), ReplayError> {

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::support::client::{get, with};
+use pegainfer_bench::recording::Prompts;
+use pegainfer_server::record::Recorder;
 
 fn cached(response: &Value) -> u64 {
     response["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
@@ -111,4 +113,27 @@ fn models_say_what_they_read() {
     assert!(error["message"].as_str().unwrap().contains("this model reads only text"), "{error}");
     let kwargs = json!({"messages": [user("a")], "mm_processor_kwargs": {"max_pixels": 5000}});
     assert_eq!(refusal(&text_only, CHAT, &kwargs).1["param"], "mm_processor_kwargs");
+}
+
+#[test]
+fn recordings_have_the_images_of_a_prompt() {
+    let dir = crate::support::temp_dir::TempDir::new("recorded-images");
+    let file = dir.0.join("requests.jsonl");
+    let recorder = Recorder::create(&file, Prompts::Ids, "tiny", 1 << 20).unwrap();
+    let server = server_with(&[], Options { recorder: Some(recorder.clone()), ..Options::default() });
+    let messages = json!([user(json!([image("small.png"), image("wide.png")]))]);
+    post_ok(server.address, CHAT, &json!({"messages": messages, "max_tokens": 1, "n": 2}));
+    server.wait_idle();
+    recorder.flush();
+    let lines = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let images: Vec<usize> = lines
+        .iter()
+        .filter(|line| line.get("add").is_some())
+        .map(|line| line["images"].as_array().map_or(0, Vec::len))
+        .collect();
+    assert_eq!(images, [2, 0], "the second choice refers to the first one");
+    let read = pegainfer_bench::traces::Trace::read(&file).unwrap();
+    let prompts: Vec<Vec<u32>> = read.requests.iter().map(|request| request.prompt(1 << 31, 1)).collect();
+    assert!(prompts.len() == 2 && prompts[0] == prompts[1] && !prompts[0].contains(&IMAGE), "{prompts:?}");
 }
