@@ -1,7 +1,7 @@
 //! The application: the API behind the middleware of the HTTP server. Only this module knows both.
 
 use crate::adapters::Adapters;
-use crate::api::{self, ApiOptions, AppState};
+use crate::api::{self, ApiOptions, AppState, ImageFetcher};
 use crate::api_style::ApiStyle;
 use crate::budget::Budget;
 use crate::http::guard::{Guard, Throttle};
@@ -64,6 +64,8 @@ pub struct Options {
     pub grammar_trial: Option<GrammarTrial>,
     /// Records requests; `None` if the server does not record.
     pub recorder: Option<Arc<Recorder>>,
+    /// Fetches images from other servers; `None` if it may not.
+    pub image_fetcher: Option<ImageFetcher>,
     /// Limits on requests.
     pub limits: Limits,
     /// Hashes keys, addresses and salts.
@@ -93,6 +95,7 @@ impl Default for Options {
             tracer: None,
             grammar_trial: None,
             recorder: None,
+            image_fetcher: None,
             limits: Limits::default(),
             hasher: KeyedHash::default(),
             adapters: None,
@@ -140,6 +143,7 @@ impl App {
             client_timeout,
             keep_alive_interval,
             recorder,
+            image_fetcher: options.image_fetcher,
             limits,
         };
         let state = AppState::new(models.clone(), metrics.clone(), api_options, lifecycle.clone());

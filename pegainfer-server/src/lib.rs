@@ -9,8 +9,8 @@
 //! - [`text_service`]: threads that tokenize, and grammars compiled within limits. [`ui`]: the web UI at `/`.
 //!   [`metrics`], [`trace`]: observability.
 //! - [`adapters`], [`allowed`], [`api_style`], [`budget`], [`error`], [`fair_queue`], [`flush`], [`grpc_status`],
-//!   [`ids`], [`keyed_hash`], [`kv_events`], [`lifecycle`], [`limits`], [`logging`], [`output`], [`rates`], [`record`],
-//!   [`tenant`], [`zmtp`]: code that all of them share.
+//!   [`ids`], [`image_hosts`], [`keyed_hash`], [`kv_events`], [`lifecycle`], [`limits`], [`logging`], [`network`],
+//!   [`output`], [`rates`], [`record`], [`tenant`], [`zmtp`]: code that all of them share.
 
 #![warn(clippy::print_stdout, clippy::print_stderr, reason = "pegainfer-terminal escapes control characters")]
 
@@ -28,6 +28,7 @@ pub mod flush;
 mod grpc_status;
 pub mod http;
 pub mod ids;
+pub mod image_hosts;
 pub mod keyed_hash;
 pub mod kv_events;
 pub mod lifecycle;
@@ -35,6 +36,7 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod models;
+pub mod network;
 pub mod output;
 pub mod rates;
 pub mod record;

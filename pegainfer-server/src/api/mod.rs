@@ -83,6 +83,7 @@ mod vectors;
 mod wire;
 
 pub use grpc::router as grpc_router;
+pub use images::ImageFetcher;
 pub use panics::catch_panic;
 pub use state::{ApiOptions, AppState};
 

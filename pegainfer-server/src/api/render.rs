@@ -65,6 +65,7 @@ impl Conversation {
         context: &RequestContext,
         options: PromptOptions,
     ) -> Result<EncodedPrompt, ApiError> {
+        self.images.fetch(state, context).await?;
         let work_state = state.clone();
         let work = move |tokenizer: &Arc<Tokenizer>, cancel: &CancelCheck<'_>| {
             let mut ids = self.rendered.take().unwrap_or_default();

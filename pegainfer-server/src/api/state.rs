@@ -1,7 +1,7 @@
 //! The state that all request handlers share.
 
 use super::aborts::Aborts;
-use super::images::ImageMemory;
+use super::images::{ImageFetcher, ImageMemory};
 use super::policy::FieldPolicy;
 use super::quota::Quota;
 use crate::budget::{Budget, BudgetError};
@@ -46,6 +46,8 @@ pub struct ApiOptions {
     pub keep_alive_interval: Duration,
     /// Records requests; `None` if the server does not record.
     pub recorder: Option<Arc<Recorder>>,
+    /// Fetches images from other servers; `None` if it may not.
+    pub image_fetcher: Option<ImageFetcher>,
     /// Limits on requests.
     pub limits: Limits,
 }

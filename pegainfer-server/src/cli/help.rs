@@ -88,6 +88,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
             "max-image-bytes",
             "max-image-pixels",
             "max-image-memory",
+            "allowed-image-hosts",
             "allow-priority",
             "step-deadline",
         ],

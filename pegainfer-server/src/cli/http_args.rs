@@ -1,7 +1,9 @@
 //! Command-line flags of the HTTP server.
 
+use crate::api::ImageFetcher;
 use crate::app::Options;
 use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls, TrustedProxies};
+use crate::image_hosts::ImageHost;
 use crate::keyed_hash::KeyedHash;
 use crate::limits::Limits;
 use crate::text_service::{GrammarLimits, GrammarTrial};
@@ -42,6 +44,11 @@ pub struct HttpArgs {
     /// always allowed [default: none if --host is a loopback address, else all]
     #[arg(long, value_name = "NAME")]
     pub allowed_host: Vec<String>,
+    /// Fetch images from these hosts if a request has their http or https URL: example.com, *.example.com, or * for any
+    /// public host; addresses and networks such as 10.0.0.0/8 may be private; repeatable, or separated by commas
+    /// [default: fetch none]
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',', value_parser = ImageHost::parse)]
+    pub allowed_image_hosts: Vec<ImageHost>,
     /// Origin of web pages that may call the API, such as https://chat.example.com, or * for all; repeatable
     #[arg(long, value_name = "ORIGIN")]
     pub cors_allow_origin: Vec<String>,
@@ -113,6 +120,12 @@ impl HttpArgs {
         GrammarTrial::this_program(limits).context("the path of this program is unknown")
     }
 
+    fn image_fetcher(&self) -> Result<Option<ImageFetcher>> {
+        let hosts = &self.allowed_image_hosts;
+        let fetcher = (!hosts.is_empty()).then(|| ImageFetcher::new(hosts)).transpose();
+        fetcher.context("--allowed-image-hosts: TLS cannot be set up")
+    }
+
     /// Checks the flags and reads the keys from their files. `local` is true if the server is bound to a loopback
     /// address.
     pub fn options(&self, strict: bool, local: bool) -> Result<Options> {
@@ -136,6 +149,7 @@ impl HttpArgs {
             grammar_trial: Some(self.grammar_trial()?),
             recorder: None,
             adapters: None,
+            image_fetcher: self.image_fetcher()?,
             limits: self.limits.clone(),
             hasher: KeyedHash::default(),
         })

@@ -5,6 +5,7 @@
 //! the client, who may write anything. The list is therefore read from its end: addresses of trusted proxies are
 //! skipped, and the first other address is the client. Headers from any other peer are ignored.
 
+use crate::network::Network;
 use anyhow::{Result, ensure};
 use axum::http::HeaderMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,37 +14,6 @@ use std::sync::Arc;
 /// The proxies of `--trusted-proxy`.
 #[derive(Debug, Clone, Default)]
 pub struct TrustedProxies(Arc<[Network]>);
-
-/// A network of addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Network {
-    address: IpAddr,
-    /// Number of leading bits that its addresses share.
-    prefix: u32,
-}
-
-impl Network {
-    fn parse(text: &str) -> Option<Self> {
-        let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
-        let address = address.parse::<IpAddr>().ok()?.to_canonical();
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        let is_number = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
-        let prefix = prefix.map_or(Some(bits), |prefix| Some(prefix).filter(is_number)?.parse().ok())?;
-        (prefix <= bits).then_some(Self { address, prefix })
-    }
-
-    fn contains(self, address: IpAddr) -> bool {
-        match (self.address, address) {
-            (IpAddr::V4(own), IpAddr::V4(other)) => {
-                (own.to_bits() ^ other.to_bits()).checked_shr(32 - self.prefix).unwrap_or(0) == 0
-            }
-            (IpAddr::V6(own), IpAddr::V6(other)) => {
-                (own.to_bits() ^ other.to_bits()).checked_shr(128 - self.prefix).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
-    }
-}
 
 impl TrustedProxies {
     /// Parses the values of the flag: addresses, or networks such as `10.0.0.0/8`.

@@ -3,9 +3,10 @@
 //! A chat template writes one token for each image. In the prompt, as many of them stand there as the image has tokens
 //! after scaling. The header of a file tells that number, so nothing is decoded here.
 
-use super::part::{ImagePart, ImageSource, invalid};
+use super::part::{ImageContent, ImagePart, ImageSource, invalid};
 use crate::api::message::Message;
 use crate::error::ApiError;
+use crate::fair_queue::Permits;
 use crate::limits::ImageFlags;
 use crate::text_service::{CancelCheck, ImageReader};
 use pegainfer_images::{Header, Resolution, from_base64, from_data_url, probe};
@@ -35,6 +36,8 @@ pub struct ImageFiles {
     pub field: &'static str,
     /// The files.
     pub files: Vec<ImageFile>,
+    /// Memory of files from other servers; held until they are decoded.
+    _permits: Option<Permits>,
 }
 
 /// The images of a conversation, taken from its messages.
@@ -46,6 +49,8 @@ pub struct Sources {
     pub images: Vec<(String, ImageSource)>,
     /// Areas after scaling.
     pub pixels: ImagePixels,
+    /// Memory of files from other servers.
+    pub permits: Option<Permits>,
 }
 
 /// Areas after scaling that a request asks for, in pixels: `mm_processor_kwargs`.
@@ -73,7 +78,7 @@ impl Sources {
                 return Err(invalid(field, at, message));
             }
         }
-        Ok(Self { field, images, pixels })
+        Ok(Self { field, images, pixels, permits: None })
     }
 
     /// Reads the files and their headers.
@@ -83,12 +88,17 @@ impl Sources {
         flags: &ImageFlags,
         cancel: &CancelCheck<'_>,
     ) -> Result<ImageFiles, ApiError> {
-        let Self { field, images, pixels: ImagePixels { min: min_pixels, max: max_pixels } } = self;
+        let Self { field, images, pixels: ImagePixels { min: min_pixels, max: max_pixels }, permits } = self;
         let (limits, processor) = (flags.of_image(), reader.processor(flags));
-        let open = |(at, ImageSource { text, is_url, detail }): (String, ImageSource)| {
+        let open = |(at, ImageSource { content, detail }): (String, ImageSource)| {
             let resolution = Resolution { detail, min_pixels, max_pixels };
             let read = || {
-                let bytes = if is_url { from_data_url(&text, &limits) } else { from_base64(&text, &limits) }?;
+                let bytes = match content {
+                    ImageContent::Base64(text) => from_base64(&text, &limits)?,
+                    // What was not fetched is no data URL.
+                    ImageContent::DataUrl(url) | ImageContent::Remote(url) => from_data_url(&url, &limits)?,
+                    ImageContent::Fetched(bytes) => bytes,
+                };
                 let header = probe(&bytes, &limits)?;
                 let tokens = processor.tokens(&header, &resolution)? as usize;
                 Ok((bytes, header, tokens))
@@ -99,7 +109,7 @@ impl Sources {
             Ok(ImageFile { at, bytes, hash, header, resolution, tokens, start: 0 })
         };
         let images = images.into_iter().take_while(|_| !cancel.is_cancelled());
-        Ok(ImageFiles { field, files: images.map(open).collect::<Result<_, ApiError>>()? })
+        Ok(ImageFiles { field, files: images.map(open).collect::<Result<_, ApiError>>()?, _permits: permits })
     }
 }
 

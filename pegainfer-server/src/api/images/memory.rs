@@ -1,8 +1,8 @@
 //! Threads and memory for the images of all requests: `--max-image-memory`, half of it for decoders, half for the
-//! pictures of open requests.
+//! pictures of open requests. Files that other servers send have an eighth more.
 //!
-//! A request takes memory for all of its pictures first, and then memory for one decoder after the other, so that no two
-//! requests wait for each other. Tenants take turns.
+//! A request takes memory for all of its fetched files first, then for all of its pictures, and then for one decoder
+//! after the other, so that no two requests wait for each other. Tenants take turns.
 
 use super::recent::RecentPictures;
 use crate::error::ApiError;
@@ -26,6 +26,9 @@ pub struct ImageMemory {
     threads: Slots,
     decoders: Slots,
     pictures: Slots,
+    files: Slots,
+    /// Bytes of `files`.
+    file_bytes: u64,
     /// Pictures of recent requests, an eighth more.
     pub recent: RecentPictures,
 }
@@ -37,7 +40,23 @@ impl ImageMemory {
         let slots = |permits: usize| Slots::new(QueueLimits::new(permits, (permits / 4 * 3).max(1)), MAX_WAIT);
         let half = usize::try_from(limit / 2 / UNIT).unwrap_or(usize::MAX).max(1);
         let recent = RecentPictures::new(usize::try_from(limit / 8).unwrap_or(usize::MAX));
-        Self { limit, threads: slots(threads), decoders: slots(half), pictures: slots(half), recent }
+        Self {
+            limit,
+            threads: slots(threads),
+            decoders: slots(half),
+            pictures: slots(half),
+            files: slots(units(limit / 8)),
+            file_bytes: limit / 8,
+            recent,
+        }
+    }
+
+    /// Waits for the memory of `files` files that a request fetches, each of at most `max_bytes`. Returns how many bytes
+    /// all of them may have together.
+    pub async fn files(&self, tenant: Tenant, files: usize, max_bytes: usize) -> Result<(Permits, usize), ApiError> {
+        let bytes = (files as u64).saturating_mul(max_bytes as u64).min(self.file_bytes / 4);
+        let permits = self.files.acquire(tenant, units(bytes)).await.map_err(|error| self.busy(error))?;
+        Ok((permits, usize::try_from(bytes).unwrap_or(usize::MAX)))
     }
 
     /// Waits for the memory of pictures of `tokens` tokens.
@@ -63,6 +82,6 @@ impl ImageMemory {
 }
 
 /// Permits for this many bytes.
-fn units(bytes: u64) -> usize {
+pub fn units(bytes: u64) -> usize {
     usize::try_from(bytes / UNIT).unwrap_or(usize::MAX).max(1)
 }

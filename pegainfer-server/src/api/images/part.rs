@@ -17,14 +17,25 @@ pub struct ImagePart {
 }
 
 /// The file of an image in a request.
-#[derive(Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ImageSource {
-    /// A data URL, or base64.
-    pub text: String,
-    /// True if the text is a data URL.
-    pub is_url: bool,
+    /// Where its bytes are.
+    pub content: ImageContent,
     /// Level of detail.
     pub detail: Detail,
+}
+
+/// Where the bytes of an image's file are.
+#[derive(Clone, PartialEq)]
+pub enum ImageContent {
+    /// In base64.
+    Base64(String),
+    /// In a data URL.
+    DataUrl(String),
+    /// On another server, at this URL.
+    Remote(String),
+    /// Here, because another server has sent them.
+    Fetched(Vec<u8>),
 }
 
 /// What models of text read instead of a part.
@@ -42,9 +53,14 @@ pub enum Unread {
 }
 
 /// Length, without the text.
-impl fmt::Debug for ImageSource {
+impl fmt::Debug for ImageContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ImageSource({} bytes, {:?})", self.text.len(), self.detail)
+        match self {
+            Self::Base64(text) => write!(f, "Base64({} bytes)", text.len()),
+            Self::DataUrl(text) => write!(f, "DataUrl({} bytes)", text.len()),
+            Self::Remote(url) => write!(f, "Remote({} bytes)", url.len()),
+            Self::Fetched(bytes) => write!(f, "Fetched({} bytes)", bytes.len()),
+        }
     }
 }
 
@@ -63,15 +79,14 @@ impl ImageSource {
         };
         let is_remote =
             |scheme: &str| text.trim_start().get(..scheme.len()).is_some_and(|s| s.eq_ignore_ascii_case(scheme));
-        if is_remote("http://") || is_remote("https://") {
-            return Err(invalid(field, at, format!("the server fetches no images from other servers; {SEND}")));
-        }
-        Ok(Self { text, is_url: true, detail: Detail::Auto })
+        let is_remote = is_remote("http://") || is_remote("https://");
+        let content = if is_remote { ImageContent::Remote(text) } else { ImageContent::DataUrl(text) };
+        Ok(Self { content, detail: Detail::Auto })
     }
 
     /// An image as base64, without a URL.
     pub fn base64(text: String) -> Self {
-        Self { text, is_url: false, detail: Detail::Auto }
+        Self { content: ImageContent::Base64(text), detail: Detail::Auto }
     }
 }
 
@@ -98,8 +113,8 @@ impl Unread {
     }
 }
 
-/// What to do instead of sending a URL.
-const SEND: &str = "send a data URL such as data:image/png;base64,iVBORw0KGgo...";
+/// What to send.
+pub const SEND: &str = "send a data URL such as data:image/png;base64,iVBORw0KGgo...";
 
 /// 400 about the part at `at`, in a field.
 pub fn invalid(field: &str, at: &str, message: impl fmt::Display) -> ApiError {

@@ -3,6 +3,7 @@
 mod answers;
 mod counts;
 mod refusals;
+mod remote;
 
 use crate::support::client::{post, post_ok};
 use crate::support::{Setup, TestServer};
