@@ -50,12 +50,15 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
 /// after the other, and the sum is rounded to bf16 twice. Several ranks compute and gather columns of both GEMMs.
 fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
     let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
-    let Pass { exec, work, inputs, previous, communicator, .. } = pass;
-    let Workspace { decoder, sampled: Some(scratch), .. } = &mut **work else { return Ok(()) };
+    let Pass { exec, work, inputs, step, previous, communicator, .. } = pass;
+    let Workspace { decoder, sampled: Some(scratch), images, .. } = &mut **work else { return Ok(()) };
     let Activations { residual, normed, delta, .. } = &mut decoder.activations;
     // As wide as the residual stream at least, and not in use yet.
     let part = &mut decoder.attention.qkv;
     ops::embedding(exec, &inputs.tokens, previous, &weights.decoder.embedding, residual)?;
+    if let Some(images) = images.as_ref().filter(|_| !step.images.is_empty()) {
+        images.replace(exec, &step.images, residual)?;
+    }
     ops::rms_norm(exec, residual, &mtp.embedding_norm, eps, &mut *delta)?;
     let Some(communicator) = communicator else {
         ops::linear(exec, delta, &mtp.embedding_projection, residual)?;

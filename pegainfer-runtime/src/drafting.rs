@@ -7,6 +7,7 @@
 use super::readbacks::Readbacks;
 use super::sampler::Sampler;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::images::StepImage;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{PLACEHOLDER, SampleRow, Step, StepAdapters, StepRow};
@@ -30,7 +31,7 @@ pub struct DraftRow {
 pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>, Vec<DraftRow>) {
     // The model drafts without the adapters; the next step verifies with them.
     let (tokens, adapters) = (Vec::with_capacity(step.tokens.len()), StepAdapters::default());
-    let mut first = Step { tokens, samples: Vec::new(), adapters, ..step.clone() };
+    let mut first = Step { tokens, images: images_after(step), samples: Vec::new(), adapters, ..step.clone() };
     let mut rows = Vec::new();
     let mut sampled = step.samples.iter().zip(drawn).peekable();
     for (b, row) in step.rows.iter().enumerate() {
@@ -58,6 +59,17 @@ pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>
     (first, rows)
 }
 
+/// The images of the tokens after those of a step, as far as they are in it: a chunk that ends before a token of an
+/// image gets the embedding of the image token for it.
+fn images_after<R>(step: &Step<R>) -> Vec<StepImage> {
+    let before = |StepImage { first, rows, image }: &StepImage| {
+        let begins_row = step.qo_indptr.contains(&(*first as u32));
+        let (first, rows) = if begins_row { (*first, rows.start + 1..rows.end) } else { (first - 1, rows.clone()) };
+        (!rows.is_empty()).then(|| StepImage { first, rows, image: image.clone() })
+    };
+    step.images.iter().filter_map(before).collect()
+}
+
 /// Pass `pass`, from 1 on, after the [`first_pass`] over `step`: one token for each of `rows`, drawn by the previous
 /// pass. A row that needs no more drafts attends to nothing and writes nothing. `block_tokens`: tokens of a KV block.
 /// `state` stays empty.
@@ -75,6 +87,9 @@ pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: us
         };
         next.tokens.push(PLACEHOLDER | i as u32);
         next.positions.push(position as u32);
+        // Text follows, which has one position on all axes.
+        let rotary = step.rope_positions.get(*token).and_then(|position| position.iter().max());
+        next.rope_positions.extend(rotary.map(|newest| [newest + pass as u32; 3]));
         next.slots.push(slot as u32);
         next.qo_indptr.push(i as u32 + 1);
         next.kv_lens.push(context as u32);
@@ -132,7 +147,9 @@ pub fn passes(rows: &[DraftRow]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pegainfer_core::images::Image;
     use pegainfer_kernels::ops::BLOCK_SIZE;
+    use std::sync::Arc;
 
     /// A chunk within a prompt, a row of three drafts of which one is accepted, and the end of a prompt with a prompt
     /// logprob.
@@ -155,6 +172,21 @@ mod tests {
         assert_eq!(rows, [DraftRow { row: 1, token: 4, count: 3 }, DraftRow { row: 2, token: 8, count: 1 }]);
         assert_eq!(first.samples.iter().map(|sample| sample.token).collect::<Vec<_>>(), [4, 8]);
         assert_eq!((&first.positions, &first.slots, &first.kv_lens), (&step.positions, &step.slots, &step.kv_lens));
+    }
+
+    #[test]
+    fn rows_of_images_move_to_the_tokens_before_them() {
+        let image = Arc::new(Image::new((2, 8), vec![0; 16 * 768]).unwrap());
+        let part = |first, rows| StepImage { first, rows, image: image.clone() };
+        let (step, drawn) = step();
+        // Tokens 1 and 2, token 3 at the start of a row, and two of the third row.
+        let images = vec![part(1, 0..2), part(3, 3..4), part(7, 0..2)];
+        let rope_positions = (0..9).map(|i| [i, i + 10, i + 5]).collect();
+        let (first, rows) = first_pass(&Step { images, rope_positions, ..step.clone() }, &drawn);
+        assert_eq!(first.images, [part(0, 0..2), part(7, 1..2)]);
+        let next = next_pass(&first, &rows, 2, BLOCK_SIZE);
+        assert_eq!(next.rope_positions, [[16; 3], [20; 3]]);
+        assert!(next_pass(&step, &rows, 2, BLOCK_SIZE).rope_positions.is_empty());
     }
 
     #[test]

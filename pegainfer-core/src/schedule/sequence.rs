@@ -119,8 +119,6 @@ impl<L: Default> Sequence<L> {
         let grammar = SequenceGrammar::new(request.grammar.take(), masks);
         // A forced acceptance takes tokens that a grammar does not allow.
         let drafting = speculation.filter(|all| !grammar.is_some() || all.synthetic_acceptance_length.is_none());
-        // Layers that draft do not see the rows of images.
-        let drafting = drafting.filter(|all| request.images.is_empty() || !Speculation::by_model(Some(all)));
         let proposals = match drafting.map(|speculation| &speculation.source) {
             None => Proposals::None,
             Some(DraftSource::Host(method)) => Proposals::Host(method.start()),

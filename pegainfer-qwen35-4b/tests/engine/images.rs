@@ -2,15 +2,19 @@
 //! same images.
 
 use crate::image_support::{IMAGE_TOKEN, ImageFixture, MODELS, image_options};
+use crate::mtp_support::Checkpoint;
 use crate::support::invariance::Alone;
 use crate::support::invariance::same;
+use crate::support::speculation::by_model;
 use crate::support::{
     best, bundled_model, engine, engine_on, greedy, options, rank_counts, requests, run, run_arriving, with_logprobs,
 };
 use pegainfer_core::engine::{GenerateRequest, StepEngine, SubmitError};
 use pegainfer_core::images::{Image, ImageSpan};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_runtime::LoadOptions;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Cases of [`mixed_requests`].
@@ -87,6 +91,29 @@ fn drafts_change_no_bit_of_a_request_with_images() {
     let with = |options: &LoadOptions, speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
     let many = alone().cycle(16);
     many.holds_with_drafts(|drafts| with(&vl(), drafts), |drafts| with(&tight(), drafts));
+}
+
+/// The layer that drafts sees the rows of images, too. It is drafted for in every request.
+#[test]
+fn drafts_of_the_model_change_no_bit_of_a_request_with_images() {
+    let checkpoint = Checkpoint::repeating_of(MODELS[0], "images");
+    let with = |options: &LoadOptions, speculation| {
+        engine(best(), &LoadOptions { speculation, model_path: checkpoint.path(), ..options.clone() })
+    };
+    let mut requests = mixed_requests();
+    for request in requests.iter_mut().step_by(3) {
+        // The layer drafts the token before, which is right here.
+        let always = LogitsProcessorParams { logit_bias: BTreeMap::from([(300, 100.0)]), ..Default::default() };
+        request.logits_processors = LogitsProcessors::new(always, 4160).unwrap();
+    }
+    let many = Alone::new(&mut with(&vl(), None), best(), requests).cycle(16);
+    for (drafts, depth) in [(1, 2), (4, 1)] {
+        let mut drafting = with(&vl(), by_model(drafts));
+        drafting.set_depth(depth);
+        many.holds_with_drafts_of_the_model(&format!("{drafts} drafts, depth {depth}"), &mut drafting);
+    }
+    let preemptions = many.holds_with_drafts_of_the_model("few blocks", &mut with(&tight(), by_model(3)));
+    assert!(preemptions > 0, "nothing was preempted");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Shape and values of each tensor.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// The bundled checkpoint with an added layer that drafts, in its own directory.
+/// A bundled checkpoint with an added layer that drafts, in its own directory.
 pub struct Checkpoint(PathBuf, Tensors);
 
 impl Drop for Checkpoint {
@@ -24,7 +24,12 @@ impl Drop for Checkpoint {
 impl Checkpoint {
     /// A checkpoint whose layer mostly drafts the previous token.
     pub fn repeating(name: &str) -> Self {
-        Self::new(name, |tensors, hidden| {
+        Self::repeating_of("qwen35-tiny", name)
+    }
+
+    /// Variant of [`repeating`](Self::repeating) of another bundled checkpoint.
+    pub fn repeating_of(model: &str, name: &str) -> Self {
+        Self::new(model, name, |tensors, hidden| {
             let (_, fc) = tensors.get_mut("mtp.fc.weight").unwrap();
             (0..hidden).for_each(|i| fc[2 * hidden * i + i] += 1.0);
         })
@@ -32,7 +37,7 @@ impl Checkpoint {
 
     /// A checkpoint whose other layers leave the residual stream unchanged.
     pub fn without_layers(name: &str) -> Self {
-        Self::new(name, |tensors, _| {
+        Self::new("qwen35-tiny", name, |tensors, _| {
             let ends = ["o_proj.weight", "out_proj.weight", "down_proj.weight"];
             for (name, (_, values)) in tensors.iter_mut().filter(|(name, _)| name.starts_with("model.")) {
                 if ends.iter().any(|end| name.ends_with(end)) {
@@ -42,17 +47,24 @@ impl Checkpoint {
         })
     }
 
-    fn new(name: &str, change: impl Fn(&mut Tensors, usize)) -> Self {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen35-tiny");
+    fn new(model: &str, name: &str, change: impl Fn(&mut Tensors, usize)) -> Self {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(model);
         let dir = std::env::temp_dir().join(format!("pegainfer-mtp-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         for file in ["config.json", "generation_config.json"] {
             std::fs::copy(from.join(file), dir.join(file)).unwrap();
         }
-        let file = std::fs::read(from.join("model.safetensors")).unwrap();
-        let stored = SafeTensors::deserialize(&file).unwrap();
-        let mut tensors: Tensors =
-            stored.iter().map(|(name, view)| (name.to_owned(), (view.shape().to_vec(), widened(&view)))).collect();
+        let mut tensors = Tensors::new();
+        for entry in std::fs::read_dir(&from).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "safetensors") {
+                let file = std::fs::read(path).unwrap();
+                let stored = SafeTensors::deserialize(&file).unwrap();
+                let values =
+                    |(name, view): (&str, TensorView<'_>)| (name.to_owned(), (view.shape().to_vec(), widened(&view)));
+                tensors.extend(stored.iter().map(values));
+            }
+        }
         let config = Qwen35::load_config(&from).unwrap();
         tensors.extend(layer(&config));
         change(&mut tensors, config.hidden_size);
