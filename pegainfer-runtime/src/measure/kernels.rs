@@ -6,6 +6,7 @@ use pegainfer_core::exec::Device;
 use pegainfer_core::ledger::{GridLimits, KernelLine, MeasureStep, Rows, StepLoad};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::cuda::cupti::{self, KernelRecord};
+use std::collections::HashMap;
 
 /// Recorded runs of a step, excluding the first and the last.
 const RUNS: usize = 20;
@@ -51,18 +52,27 @@ struct Calls<'a> {
     runs: Vec<(usize, [u64; 3])>,
 }
 
-/// The kernels of a step, from those of `runs` runs in order of their start.
+/// The kernels of a step, from those of `runs` runs in order of their start. Kernels that do not run in every run, such
+/// as those that collect a statistic now and then, are left out.
 fn lines_of(load: StepLoad, kernels: &[KernelRecord], runs: usize) -> Result<Vec<KernelLine>, String> {
+    let mut counts: HashMap<(&str, [i32; 3]), usize> = HashMap::new();
+    kernels.iter().for_each(|kernel| *counts.entry((&kernel.name, kernel.grid)).or_default() += 1);
+    let rare = |kernel: &KernelRecord| counts[&(kernel.name.as_str(), kernel.grid)] < runs;
+    let kernels: Vec<&KernelRecord> = kernels.iter().filter(|kernel| !rare(kernel)).collect();
     let in_run = kernels.len() / runs.max(1);
     if in_run == 0 || in_run * runs != kernels.len() {
-        return Err(format!("CUPTI recorded {} kernels of {runs} runs of a step of {load}", kernels.len()));
+        let uneven = counts.iter().filter(|(_, count)| **count > runs && !count.is_multiple_of(runs.max(1)));
+        let mut uneven: Vec<String> = uneven.map(|((name, _), count)| format!("{name} {count} times")).collect();
+        uneven.sort_unstable();
+        let (count, uneven) = (kernels.len(), uneven.join(", "));
+        return Err(format!("CUPTI recorded {count} kernels of {runs} runs of a step of {load}: {uneven}"));
     }
     let mut by_end: Vec<usize> = (0..kernels.len()).collect();
     by_end.sort_by_key(|i| kernels[*i].end);
     let mut calls: Vec<Calls<'_>> = Vec::new();
     let mut last_end = kernels[by_end[0]].start;
     for i in by_end {
-        let kernel = &kernels[i];
+        let kernel = kernels[i];
         let added = kernel.end - last_end.min(kernel.end);
         let idle = kernel.start.saturating_sub(last_end);
         last_end = last_end.max(kernel.end);
@@ -122,11 +132,22 @@ mod tests {
 
     #[test]
     fn records_that_are_no_runs_of_one_step_are_refused() {
-        let mut kernels: Vec<KernelRecord> = (0..3).flat_map(|i| step(10_000 * i)).collect();
+        let kernels: Vec<KernelRecord> = (0..3).flat_map(|i| step(10_000 * i)).collect();
         let refused = |kernels: &[KernelRecord]| lines_of(StepLoad::default(), kernels, 3).unwrap_err();
-        assert!(refused(&kernels[1..]).contains("8 kernels of 3 runs"));
+        let message = refused(&kernels[1..]);
+        assert!(message.contains("8 kernels of 3 runs") && message.ends_with(": a 5 times"), "{message}");
         assert!(refused(&[]).contains("0 kernels"));
-        kernels[8].name = "c".to_owned();
-        assert!(refused(&kernels).contains("equally often"));
+        let mut moved = kernels.clone();
+        (moved[1].name, moved[3].name) = ("a".to_owned(), "b".to_owned());
+        assert!(refused(&moved).contains("equally often"), "{}", refused(&moved));
+    }
+
+    #[test]
+    fn kernels_that_run_now_and_then_are_left_out() {
+        let mut kernels: Vec<KernelRecord> = (0..3).flat_map(|i| step(10_000 * i)).collect();
+        let lines = lines_of(StepLoad::default(), &kernels, 3).unwrap();
+        kernels.insert(4, kernel("statistic", 13_500, 13_600));
+        let with = lines_of(StepLoad::default(), &kernels, 3).unwrap();
+        assert_eq!(format!("{with:?}"), format!("{lines:?}"));
     }
 }
