@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod conversations;
 mod failure;
 mod faults;
 #[path = "../../../pegainfer-runtime/tests/family/fp8.rs"]
