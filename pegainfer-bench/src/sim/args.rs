@@ -94,6 +94,18 @@ pub struct SimArgs {
     /// KV cache in tokens [default: the ledger's]
     #[arg(long, value_name = "TOKENS", help_heading = ENGINE)]
     pub kv_cache_tokens: Option<NonZeroUsize>,
+    /// Keep copies of the KV of this many tokens in host memory, as --kv-offloading-size does
+    #[arg(long, value_name = "TOKENS", help_heading = ENGINE)]
+    pub kv_offloading_tokens: Option<NonZeroUsize>,
+    /// Tokens per second that are copied from host memory, or to it. Qwen3-4B: 320000 on an H200
+    #[arg(long, value_name = "RATE", default_value = "300000", value_parser = parse_positive, help_heading = ENGINE)]
+    pub kv_offloading_rate: f64,
+    /// Also keep copies of the KV of this many tokens in a file, as --kv-disk does
+    #[arg(long, value_name = "TOKENS", requires = "kv_offloading_tokens", help_heading = ENGINE)]
+    pub kv_disk_tokens: Option<NonZeroUsize>,
+    /// Tokens per second that are read from the file. Qwen3-4B: 7000 for each GB/s of the disk
+    #[arg(long, value_name = "RATE", default_value = "20000", value_parser = parse_positive, help_heading = ENGINE)]
+    pub kv_disk_rate: f64,
     /// Fail if the ledger does not cover a step
     #[arg(long)]
     pub strict: bool,

@@ -1,6 +1,8 @@
 //! A device that computes nothing, and takes the ledger's predicted time on a clock of its own.
 
+use super::tiers::Links;
 use pegainfer_core::engine::{Clock, SimulatedClock};
+use pegainfer_core::kv::tiers::{Transfer, TransferDone};
 use pegainfer_core::ledger::{HostCost, Law, OpShares, StepKind, StepLoad};
 use pegainfer_core::schedule::{Outcome, SequenceState, Step, StepExecutor};
 use pegainfer_core::tensor::OpError;
@@ -30,6 +32,8 @@ pub struct SimulatedDevice<S> {
     tally: Tally,
     /// Recorded steps, if requested.
     timeline: Option<Vec<SimulatedStep>>,
+    /// Copies of KV blocks, of an engine that keeps some.
+    links: Option<Links>,
     state: PhantomData<fn() -> S>,
 }
 
@@ -77,6 +81,7 @@ impl<S> SimulatedDevice<S> {
             shares,
             tally: Tally::default(),
             timeline: timeline.then(Vec::new),
+            links: None,
             state: PhantomData,
         }
     }
@@ -84,6 +89,11 @@ impl<S> SimulatedDevice<S> {
     /// The device with all times of steps multiplied by `pace`.
     pub fn at_pace(self, pace: f64) -> Self {
         Self { pace, ..self }
+    }
+
+    /// The device of an engine that keeps copies of KV blocks, over these links.
+    pub fn with_links(self, links: Option<Links>) -> Self {
+        Self { links, ..self }
     }
 
     /// Time since the start of the clock.
@@ -158,6 +168,24 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
 
     fn rest(&mut self, time: Duration) {
         self.clock.advance(time);
+    }
+
+    fn start_transfer(&mut self, transfer: Transfer) {
+        let now = self.elapsed();
+        if let Some(links) = &mut self.links {
+            links.start(&transfer, now, self.free_at);
+        }
+    }
+
+    fn finished_transfers(&mut self) -> Vec<TransferDone> {
+        let now = self.elapsed();
+        self.links.as_mut().map_or_else(Vec::new, |links| links.finished(now))
+    }
+
+    fn wait_for_transfers(&mut self, limit: Duration) {
+        let until = self.elapsed() + limit;
+        let next = self.links.as_ref().and_then(Links::next_end);
+        self.clock.advance_to_elapsed(next.map_or(until, |next| next.min(until)));
     }
 }
 

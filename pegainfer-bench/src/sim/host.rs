@@ -42,7 +42,7 @@ fn decode(header: &Header, rows: usize) -> Result<f64> {
     };
     let law = Law::new(&[no_time(&[(1, 1)]), no_time(&[(2, 2)])], false)?;
     let device = SimulatedDevice::<()>::new(law, HostCost::default(), header.depth, OpShares::default(), false);
-    let mut engine = setup::engine(device, header, ());
+    let mut engine = setup::engine(device, header, (), None);
     let tokens = STEPS.min(header.max_model_len - 1).min(header.kv_blocks / rows * header.block_size - 1).max(1);
     for i in 0..rows {
         let request = GenerateRequest { ignore_eos: true, ..GenerateRequest::greedy(vec![i as u32], tokens) };

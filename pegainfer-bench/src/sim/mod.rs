@@ -7,7 +7,8 @@
 //! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`fit`]: requests that are too long.
 //!   [`search`]: rates within limits, and flags. [`users`]: GPUs for a number of users.
 //! - [`device`]: the executor. [`world`]: clients and engines. [`routing`]: which engine a request goes to.
-//!   [`simulation`], [`setup`]: both from a ledger. [`host`]: the engine thread's own time.
+//!   [`simulation`], [`setup`]: both from a ledger. [`host`]: the engine thread's own time. [`tiers`]: copies of KV
+//!   blocks beyond the device.
 //! - [`report`]: tables and JSON. [`timeline`]: steps for a trace viewer.
 
 pub mod args;
@@ -19,6 +20,7 @@ pub mod routing;
 pub mod search;
 pub mod setup;
 pub mod simulation;
+pub mod tiers;
 pub mod timeline;
 pub mod users;
 pub mod workload;
@@ -38,6 +40,8 @@ use report::{ANOTHER_CARD, EngineUse, Row, SimReport, figures};
 use search::{Lengths, Slo};
 use simulation::Simulation;
 use std::io::{BufWriter, Write as _};
+use std::num::NonZeroUsize;
+use tiers::TierSizes;
 
 /// Runs the command.
 pub fn run(args: &SimArgs) -> Result<()> {
@@ -86,6 +90,12 @@ pub fn run(args: &SimArgs) -> Result<()> {
 /// Applies the flags for engine sizes.
 fn resize(simulation: &mut Simulation, args: &SimArgs) {
     (simulation.engines, simulation.round_robin) = (args.data_parallel_size.get(), args.round_robin);
+    simulation.tiers = args.kv_offloading_tokens.map(|host| TierSizes {
+        host_tokens: host.get(),
+        host_rate: args.kv_offloading_rate,
+        disk_tokens: args.kv_disk_tokens.map_or(0, NonZeroUsize::get),
+        disk_rate: args.kv_disk_rate,
+    });
     let header = &mut simulation.header;
     header.max_num_seqs = args.max_num_seqs.map_or(header.max_num_seqs, usize::from);
     header.max_num_batched_tokens = args.max_num_batched_tokens.map_or(header.max_num_batched_tokens, usize::from);

@@ -52,6 +52,9 @@ pub struct EngineUse {
     pub kv_peak: f64,
     /// Fraction of the looked-up prompt tokens found in the prefix cache.
     pub hit_rate: f64,
+    /// Part of the prompt tokens that was loaded from host memory or the file, of an engine that keeps copies there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loaded: Option<f64>,
     /// Number of requests that lost their blocks to older ones and were recomputed.
     pub preemptions: u64,
     /// Fraction of the device time in steps that the ledger does not cover.
@@ -77,6 +80,8 @@ impl EngineUse {
             ops,
             kv_peak: part(run.peak_blocks as f64, run.stats.kv_blocks_total as f64),
             hit_rate: part(run.stats.prefix_hits as f64, run.stats.prefix_queries as f64),
+            loaded: (run.stats.tiers.host_slots > 0)
+                .then(|| part(run.stats.tiers.hits as f64, run.stats.prefix_queries as f64)),
             preemptions: run.stats.preemptions,
             uncovered: part(tally.uncovered, busy),
             uncovered_steps: tally.uncovered_steps,
@@ -184,6 +189,10 @@ impl SimReport {
                 number(tpot.p50, 2),
                 number(tpot.p99, 2)
             );
+        }
+        for (row, loaded) in self.rows.iter().filter_map(|row| Some((row, row.engine.loaded?))) {
+            let _ =
+                write!(out, "\n{}, % of prompt tokens loaded from beyond the device: {:.1}", row.name, 100.0 * loaded);
         }
         for row in self.rows.iter().filter(|row| !row.engine.ops.is_empty()) {
             let ops = row.engine.ops.iter().filter(|(_, part)| *part >= 0.01);

@@ -3,6 +3,7 @@
 use super::device::SimulatedDevice;
 use super::routing::Engines;
 use super::setup;
+use super::tiers::TierSizes;
 use super::world::{self, FrontEnd, Requests, Run};
 use anyhow::{Context, Result, anyhow, ensure};
 use pegainfer_core::ledger::{Header, HostCost, Law, Ledger, OpShares};
@@ -19,6 +20,8 @@ pub struct Simulation {
     pub round_robin: bool,
     /// Factor of all times of steps.
     pub pace: f64,
+    /// Copies of KV blocks beyond the device.
+    pub tiers: Option<TierSizes>,
     host: HostCost,
     law: Law,
     shares: OpShares,
@@ -29,7 +32,7 @@ impl Simulation {
     pub fn new(ledger: &Ledger) -> Result<Self> {
         let (header, host) = (ledger.header.clone(), ledger.host);
         let (law, shares) = (ledger.law()?, OpShares::new(&ledger.ops));
-        Ok(Self { header, engines: 1, round_robin: false, pace: 1.0, host, law, shares })
+        Ok(Self { header, engines: 1, round_robin: false, pace: 1.0, tiers: None, host, law, shares })
     }
 
     /// Names of the ops with known times.
@@ -46,6 +49,10 @@ impl Simulation {
              a token in every step"
         );
         ensure!(kv_blocks > 0, "--kv-cache-tokens is less than a block of {} tokens", self.header.block_size);
+        ensure!(
+            self.tiers.is_none() || self.header.state.is_none(),
+            "--kv-offloading-tokens: copies of recurrent states are not simulated; choose a model without them"
+        );
         let asked = kv_blocks.saturating_mul(self.header.block_size);
         self.header
             .check()
@@ -78,7 +85,7 @@ impl Simulation {
         let engine = || {
             let device = SimulatedDevice::new(self.law.clone(), self.host, depth, self.shares.clone(), timeline);
             let device = device.at_pace(self.pace);
-            let mut engine = setup::engine(device, &self.header, state());
+            let mut engine = setup::engine(device, &self.header, state(), self.tiers);
             engine.forget_step_times();
             engine
         };

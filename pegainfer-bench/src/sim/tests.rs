@@ -2,6 +2,7 @@
 
 use super::report::{ANOTHER_CARD, figures};
 use super::simulation::Simulation;
+use super::tiers::TierSizes;
 use super::workload::Workload;
 use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
 use crate::bench::workload::{Arrivals, Point};
@@ -104,6 +105,42 @@ fn a_prompt_longer_than_a_step_is_computed_in_chunks() {
     let run = simulate(&ledger(1, None), at(&[0]), &[(100, 1)], FrontEnd::default());
     assert_eq!(run.tally.steps, [0, 2, 0]);
     assert_close(first_token(&run, 0), 10.0);
+}
+
+/// Two prompts of 448 tokens take turns in a pool for 512: 7 steps of 64 tokens take 44.8 ms.
+#[test]
+fn evicted_blocks_are_loaded_when_that_is_faster() {
+    let ledger = Ledger { header: Header { kv_blocks: 32, ..ledger(1, None).header }, ..ledger(1, None) };
+    let run = |tiers| {
+        let mut simulation = Simulation::new(&ledger).unwrap();
+        simulation.tiers = tiers;
+        let prompt = |i: usize| vec![i as u32 % 2; 449].into();
+        let lengths = |_: usize| (449, 1);
+        let none = Requests { count: 0, sending: Sending::At(vec![]), lengths: &lengths, prompt: &prompt };
+        let sending = at(&[0, 200, 400, 600, 800, 1000]);
+        simulation.run(&none, &Requests { count: 6, sending, ..none }, FrontEnd::default(), false)
+    };
+    let first = |run: &Run| (0..6).map(|i| first_token(run, i)).collect::<Vec<_>>();
+    let plain = run(None).unwrap();
+    // The pool still has the first three blocks of the other prompt.
+    assert!(first(&plain)[2..].iter().all(|ms| (40.0..41.0).contains(ms)), "{:?}", first(&plain));
+    let sizes = TierSizes { host_tokens: 1024, host_rate: 100_000.0, disk_tokens: 0, disk_rate: 1.0 };
+    let loaded = run(Some(sizes)).unwrap();
+    // 25 blocks in 4 ms, and a token that is computed in 1 ms.
+    assert!(first(&loaded)[2..].iter().all(|ms| (4.0..6.0).contains(ms)), "{:?}", first(&loaded));
+    assert!((4 * 25 * 16..=4 * 28 * 16).contains(&loaded.stats.tiers.hits), "{:?}", loaded.stats.tiers);
+    // Slower than to compute: the first load shows it.
+    let slow = run(Some(TierSizes { host_rate: 5_000.0, ..sizes })).unwrap();
+    assert!(first(&slow)[3..].iter().all(|ms| *ms < 50.0), "{:?}", first(&slow));
+    // Host memory for one prompt, a file for both.
+    let file = TierSizes { host_tokens: 512, disk_tokens: 2048, disk_rate: 50_000.0, ..sizes };
+    let read = run(Some(file)).unwrap();
+    assert!(first(&read)[2..].iter().all(|ms| (9.0..25.0).contains(ms)), "{:?}", first(&read));
+    assert!(read.stats.tiers.read_blocks > 0);
+    let hybrid = StateConfig { sequences: 4, snapshots: 2, interval: 256, block_tokens: 16, within_chunks: true };
+    let mut refused = Simulation::new(&self::ledger(1, Some(hybrid))).unwrap();
+    refused.tiers = Some(sizes);
+    assert!(refused.check().unwrap_err().to_string().starts_with("--kv-offloading-tokens: "));
 }
 
 #[test]

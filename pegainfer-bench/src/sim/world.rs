@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, TokenEvent,
 };
+use pegainfer_core::kv::tiers::TierStats;
 use pegainfer_core::schedule::SequenceState;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -151,6 +152,7 @@ pub fn run<S: SequenceState>(
         prefix_queries: after.prefix_queries - before.prefix_queries,
         prefix_hits: after.prefix_hits - before.prefix_hits,
         preemptions: after.preemptions - before.preemptions,
+        tiers: TierStats { hits: after.tiers.hits - before.tiers.hits, ..after.tiers },
         ..after
     };
     let Clients { measurements, refused, .. } = clients;
