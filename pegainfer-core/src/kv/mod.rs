@@ -9,6 +9,7 @@
 //! disk, and the pool's log of [`KvChange`]s tells routers what is where.
 
 mod block_ids;
+mod block_images;
 mod budget;
 mod changes;
 pub mod disk;
@@ -23,6 +24,7 @@ mod table;
 pub mod tiers;
 
 pub use block_ids::BlockIds;
+pub use block_images::{BlockImage, BlockImages};
 pub use budget::DeviceMemory;
 pub use changes::{Changes, KvChange, Medium, StoredRun};
 pub use names::{ContentName, Naming};

@@ -1,5 +1,6 @@
 //! The names of a pool's blocks.
 
+use super::block_images::{BlockImage, BlockImages};
 use super::changes::{ChangeLog, Changes, KvChange, Medium, StoredRun};
 use super::index::Node;
 use super::names::{ContentName, Naming};
@@ -14,6 +15,28 @@ pub(super) struct Parent {
     pub root: PrefixRoot,
     /// Name of the block before; `None` at the start of a sequence.
     pub name: Option<ContentName>,
+}
+
+/// Full, computed blocks that follow each other in one sequence.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FullBlocks<'a> {
+    pub ids: &'a [u32],
+    /// Their tokens, `[ids, tokens of a block]`.
+    pub tokens: &'a [u32],
+    /// The images of each block; empty if none has an image.
+    pub images: &'a [BlockImages],
+}
+
+impl FullBlocks<'_> {
+    /// Tokens of each block.
+    pub fn texts(&self) -> impl Iterator<Item = &[u32]> {
+        self.tokens.chunks_exact((self.tokens.len() / self.ids.len().max(1)).max(1))
+    }
+
+    /// The images of block number `at`.
+    pub fn images(&self, at: usize) -> &[BlockImage] {
+        self.images.get(at).and_then(Option::as_deref).unwrap_or_default()
+    }
 }
 
 /// The names of the blocks in the index of a pool whose blocks have names.
@@ -50,34 +73,33 @@ impl Named {
         self.roots[block as usize]
     }
 
-    /// Names of the blocks of `tokens` that follow `parent`, appended to `names`.
-    pub fn extend(&self, parent: Parent, tokens: &[u32], block_tokens: usize, names: &mut Vec<ContentName>) {
+    /// Names of `blocks` that follow `parent`, appended to `names`.
+    pub fn extend(&self, parent: Parent, blocks: FullBlocks<'_>, names: &mut Vec<ContentName>) {
         let mut parent = parent;
-        for tokens in tokens.chunks_exact(block_tokens) {
-            let name = self.next(parent, tokens);
+        for (i, tokens) in blocks.texts().enumerate() {
+            let name = self.next(parent, tokens, blocks.images(i));
             names.push(name);
             parent.name = Some(name);
         }
     }
 
-    /// Name of the block of `tokens` that follows `parent`.
-    pub fn next(&self, parent: Parent, tokens: &[u32]) -> ContentName {
-        self.naming.next(parent.name.unwrap_or_else(|| self.naming.root(parent.root)), tokens)
+    /// Name of the block of `tokens` with these images that follows `parent`.
+    pub fn next(&self, parent: Parent, tokens: &[u32], images: &[BlockImage]) -> ContentName {
+        self.naming.next(parent.name.unwrap_or_else(|| self.naming.root(parent.root)), tokens, images)
     }
 
-    /// Names the blocks that entered the index; `entered` tells for each of the consecutive `blocks`, which follow
-    /// `parent` and have these `names` and `tokens`, whether it did. A block whose parent was evicted and computed
-    /// again enters a second time: the first one, which nobody can find, loses its name.
+    /// Names the blocks that entered the index; `entered` tells for each of `blocks`, which follow `parent` and have
+    /// these `names`, whether it did. A block whose parent was evicted and computed again, or whose image was forgotten
+    /// and has another number, enters a second time: the first one, which nobody can find, loses its name.
     pub fn enter(
         &mut self,
         parent: Parent,
-        (blocks, names): (&[u32], &[ContentName]),
-        tokens: &[u32],
+        blocks: FullBlocks<'_>,
+        names: &[ContentName],
         entered: impl Fn(usize) -> bool,
     ) {
-        let size = tokens.len() / blocks.len().max(1);
         let mut run: Option<StoredRun> = None;
-        for (i, (&block, &name)) in blocks.iter().zip(names).enumerate() {
+        for (i, ((&block, &name), tokens)) in blocks.ids.iter().zip(names).zip(blocks.texts()).enumerate() {
             let is_new = entered(i) && !self.move_name(name, block);
             if entered(i) {
                 self.names[block as usize] = Some(name);
@@ -96,7 +118,7 @@ impl Named {
                 tokens: Vec::new(),
             });
             run.names.push(name);
-            run.tokens.extend_from_slice(&tokens[i * size..][..size]);
+            run.tokens.extend_from_slice(tokens);
         }
         if let (Some(log), Some(run)) = (self.log.as_mut(), run) {
             log.push(KvChange::Stored(run));

@@ -1,11 +1,12 @@
 //! The block pool.
 
 use super::block_ids::BlockList;
+use super::block_images::BlockImages;
 use super::changes::{ChangeLog, Changes, KvChange, Medium, StoredRun};
 use super::idle::IdleList;
 use super::image_numbers::ImageNumbers;
 use super::index::{Index, Key, Node};
-use super::named::{Named, Parent};
+use super::named::{FullBlocks, Named, Parent};
 use super::names::{ContentName, Naming};
 use super::prefix_root::PrefixRoot;
 use std::collections::HashMap;
@@ -104,22 +105,21 @@ impl Blocks {
         Some((id, node))
     }
 
-    /// Adds full, computed blocks of one sequence to the index, the first one after `parent`, and appends their nodes.
+    /// Adds `blocks` of a sequence to the index, the first one after `parent`, and appends their nodes.
     /// If another block holds the same tokens, that one stays in the index. Also names them, if blocks have names, and
     /// `names`, to which they are appended, is given.
     pub fn register(
         &mut self,
         parent: Parent,
-        ids: &[u32],
-        tokens: &[u32],
+        blocks: FullBlocks<'_>,
         nodes: &mut Vec<Node>,
         names: Option<&mut Vec<ContentName>>,
     ) {
         let first = nodes.len();
-        self.index.enter(parent.node, ids, tokens, nodes);
+        self.index.enter(parent.node, blocks.ids, blocks.tokens, nodes);
         let Some((named, names)) = self.named.as_mut().zip(names) else { return };
         let first_name = names.len();
-        named.extend(parent, tokens, tokens.len() / ids.len().max(1), names);
+        named.extend(parent, blocks, names);
         let parent_is_named = match parent.node {
             Node::Root { .. } => true,
             Node::Block(serial) => {
@@ -131,14 +131,20 @@ impl Blocks {
             // The parent was evicted and maybe computed again, so no request finds these blocks.
             return;
         }
-        let entered = |i: usize| self.index.node(ids[i]) == Some(nodes[first + i]);
-        named.enter(parent, (ids, &names[first_name..]), tokens, entered);
+        let entered = |i: usize| self.index.node(blocks.ids[i]) == Some(nodes[first + i]);
+        named.enter(parent, blocks, &names[first_name..], entered);
     }
 
-    /// Name of a block in the index, which follows `parent` and has these tokens, if blocks have names.
-    pub fn name(&self, id: u32, parent: Parent, tokens: &[u32]) -> Option<ContentName> {
+    /// Name of a block in the index, which follows `parent` and has these tokens and images, if blocks have names.
+    pub fn name(
+        &self,
+        id: u32,
+        parent: Parent,
+        tokens: &[u32],
+        images: impl FnOnce() -> BlockImages,
+    ) -> Option<ContentName> {
         let named = self.named.as_ref()?;
-        named.of(id).or_else(|| Some(named.next(parent, tokens)))
+        named.of(id).or_else(|| Some(named.next(parent, tokens, images().as_deref().unwrap_or_default())))
     }
 
     /// Releases the caller's hold on block `id`.

@@ -1,12 +1,15 @@
 //! Block table of one request.
 
 use super::block_ids::{BlockIds, BlockList};
+use super::block_images::{BlockImages, images_of};
 use super::index::{Key, Node};
-use super::named::Parent;
+use super::named::{FullBlocks, Parent};
 use super::names::ContentName;
 use super::prefix_root::PrefixRoot;
 use super::{BlockPool, NO_SLOT};
+use crate::images::ImageSpan;
 use std::ops::Range;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The pool has no block left.
@@ -28,14 +31,23 @@ pub struct BlockTable {
     /// Number of tokens whose KV other tables may read, because it was found in the cache.
     shared_tokens: usize,
     root: PrefixRoot,
+    /// Images of the sequence, for the names.
+    images: Arc<[ImageSpan]>,
 }
 
 impl BlockTable {
     /// An empty table. Prefixes are shared between tables of the same `root` only.
     pub fn new(pool: &BlockPool, root: impl Into<PrefixRoot>) -> Self {
         let (pool, root) = (pool.clone(), root.into());
-        let (nodes, names) = (Vec::new(), Vec::new());
-        Self { pool, blocks: BlockList::default(), nodes, names, resets: 0, shared_tokens: 0, root }
+        let (nodes, names, images) = (Vec::new(), Vec::new(), Arc::default());
+        Self { pool, blocks: BlockList::default(), nodes, names, resets: 0, shared_tokens: 0, root, images }
+    }
+
+    /// The same table for a sequence with these images, in the order of the prompt. Instead of its tokens, the table is
+    /// then given their [keys](crate::images::keys).
+    pub fn with_images(mut self, images: Arc<[ImageSpan]>) -> Self {
+        self.images = images;
+        self
     }
 
     /// Reserves memory for the bookkeeping of `tokens` tokens.
@@ -51,12 +63,14 @@ impl BlockTable {
         assert!(self.blocks().is_empty(), "a prefix can only be matched into an empty table");
         self.resets = self.pool.resets();
         let mut pool = self.pool.lock();
-        for tokens in tokens.chunks_exact(self.pool.block_tokens()) {
+        let size = self.pool.block_tokens();
+        for (i, tokens) in tokens.chunks_exact(size).enumerate() {
             let parent = self.parent();
             let Some((block, node)) = pool.lookup(Key { parent: parent.node, tokens }) else { break };
             self.blocks.push(block);
             self.nodes.push(node);
-            self.names.extend(pool.name(block, parent, tokens));
+            let images = || images_of(&self.images, i * size..(i + 1) * size);
+            self.names.extend(pool.name(block, parent, tokens, images));
         }
         drop(pool);
         self.shared_tokens = self.blocks().len() * self.block_tokens();
@@ -96,10 +110,21 @@ impl BlockTable {
         }
         let full = computed.len() / size;
         let parent = self.parent();
-        let blocks: Vec<u32> = self.blocks().range(known..full).collect();
+        let ids: Vec<u32> = self.blocks().range(known..full).collect();
+        let images = self.images_of_blocks(known..full);
+        let blocks = FullBlocks { ids: &ids, tokens: &computed[known * size..full * size], images: &images };
         // No request can find blocks that follow forgotten ones.
         let names = (self.resets == self.pool.resets()).then_some(&mut self.names);
-        self.pool.lock().register(parent, &blocks, &computed[known * size..full * size], &mut self.nodes, names);
+        self.pool.lock().register(parent, blocks, &mut self.nodes, names);
+    }
+
+    /// The images of each of these blocks; empty if the sequence has none.
+    fn images_of_blocks(&self, blocks: Range<usize>) -> Vec<BlockImages> {
+        if self.images.is_empty() {
+            return Vec::new();
+        }
+        let size = self.block_tokens();
+        blocks.map(|at| images_of(&self.images, at * size..(at + 1) * size)).collect()
     }
 
     /// What follows the blocks that are in the index.

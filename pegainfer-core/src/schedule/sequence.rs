@@ -113,7 +113,7 @@ impl<L: Default> Sequence<L> {
         speculation: Option<&Speculation>,
         masks: &Arc<MaskSignal>,
     ) -> Self {
-        let table = BlockTable::new(pool, request.prefix_root());
+        let table = BlockTable::new(pool, request.prefix_root()).with_images(request.images.clone());
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
         let logits_processors = request.logits_processors.take();
         let grammar = SequenceGrammar::new(request.grammar.take(), masks);
@@ -212,8 +212,8 @@ impl<L: Default> Sequence<L> {
         self.table.match_prefix(keys)
     }
 
-    /// Number of known tokens before its first image. Blocks outside the device are found by these alone, because
-    /// numbers of images mean nothing to other processes.
+    /// Number of known tokens before its first image. Blocks outside the device are found by these alone, because their
+    /// tokens are compared, and numbers of images mean nothing to other processes.
     pub fn before_images(&self) -> usize {
         self.request.images.first().map_or(self.tokens.len(), |span| span.start)
     }

@@ -82,7 +82,7 @@ impl<K: KeptState> Tiers<K> {
         let mut parent = table.names().last().copied();
         let (mut places, mut missing) = (Vec::new(), None);
         for tokens in tokens.chunks_exact(self.pool.block_tokens()).skip(table.blocks().len()) {
-            let name = self.naming.next(parent.unwrap_or_else(|| self.naming.root(root)), tokens);
+            let name = self.naming.next(parent.unwrap_or_else(|| self.naming.root(root)), tokens, &[]);
             let block = TierBlock { name, parent, tokens, root: Some(root) };
             let on_disk = || self.disk.as_ref().filter(|_| wish.may_read() && !self.host.knows(name))?.find(block);
             let place = self.host.find(block).map(Place::Host).or_else(|| on_disk().map(Place::Disk));

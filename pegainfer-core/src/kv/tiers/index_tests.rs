@@ -6,7 +6,7 @@ fn chain(first: u32, blocks: u32) -> Vec<(ContentName, Option<ContentName>, [u32
     let (mut parent, mut named) = (None, Vec::new());
     for i in first..first + blocks {
         let tokens = [i, first];
-        let name = naming.next(parent.unwrap_or_else(|| naming.root(PrefixRoot::default())), &tokens);
+        let name = naming.next(parent.unwrap_or_else(|| naming.root(PrefixRoot::default())), &tokens, &[]);
         named.push((name, parent, tokens));
         parent = Some(name);
     }

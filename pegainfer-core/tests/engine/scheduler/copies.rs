@@ -43,7 +43,7 @@ pub fn follow(told: &mut BTreeSet<(Medium, ContentName)>, pool: &BlockPool) {
                 let (naming, size) = (naming(), pool.block_tokens());
                 let mut last = parent.unwrap_or_else(|| naming.root(root));
                 for (name, tokens) in names.iter().zip(tokens.chunks_exact(size)) {
-                    last = naming.next(last, tokens);
+                    last = naming.next(last, tokens, &[]);
                     assert_eq!(*name, last, "a block has the name of another one");
                 }
                 names.into_iter().for_each(|name| assert!(told.insert((medium, name)), "{name:?} is there"));
