@@ -12,12 +12,15 @@ import msgspec
 from kv_events_layout import CLASSES, decode
 
 FIXTURES = Path(__file__).resolve().parent.parent / "pegainfer-server/tests/fixtures/kv-events.json"
+# Hashes of two images.
+PHOTO, CHART = "00ff" * 16, "7f80abcd" * 8
 CLEARED = {"type": "AllBlocksCleared"}
 
 
-def stored(hashes, parent, tokens, medium="GPU", lora_name=None):
-    return {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens,
+def stored(hashes, parent, tokens, medium="GPU", lora_name=None, extra_keys=None):
+    event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens,
             "block_size": len(tokens) // len(hashes), "lora_id": None, "medium": medium, "lora_name": lora_name}
+    return event if extra_keys is None else {**event, "extra_keys": extra_keys}
 
 
 def removed(hashes, medium="GPU"):
@@ -33,6 +36,9 @@ CASES = [
     (3.0, 0, [removed([1, 2**40]), removed([3], "CPU"), removed([4], "STORAGE"), CLEARED]),
     (4.0, 0, [stored(list(range(1, 21)), None, [i % 200 for i in range(320)])]),
     (5.0, 65535, [removed([1000 + i for i in range(40)])]),
+    (6.0, 0, [stored([1, 2, 3, 4], None, [7, 9, 9, 9, 9, 9, 9, 8], "GPU", None, [[[PHOTO, 1]], [[PHOTO, -1]], [[PHOTO, -3], [CHART, 1]], [[CHART, -1]]]),
+              stored([5, 6], 4, [1, 2, 3, 9], "GPU", "sql", [None, [[PHOTO, 1]]])]),
+    (7.0, 1, [stored(list(range(1, 301)), None, [9] * 300, "GPU", None, [[[CHART, -i]] for i in range(300)])]),
 ]
 
 

@@ -93,6 +93,11 @@ fn is_shape((rows, columns): (usize, usize)) -> bool {
     fits(rows) && fits(columns) && rows * columns <= MAX_TOKENS * MERGE * MERGE
 }
 
+/// A hash as render routes and KV events write it: 64 hexadecimal digits.
+pub fn hex(hash: &[u8; 32]) -> String {
+    blake3::Hash::from_bytes(*hash).to_hex().to_string()
+}
+
 /// An image at its place in a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageSpan {

@@ -27,13 +27,13 @@ pub(super) fn images_of(spans: &[ImageSpan], tokens: Range<usize>) -> BlockImage
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::images::{Image, keys};
     use crate::kv::{BlockPool, BlockTable, ContentName, Naming};
 
     /// An image of this number of tokens in a row.
-    fn span(start: usize, tokens: usize, colour: u8) -> ImageSpan {
+    pub(in crate::kv) fn span(start: usize, tokens: usize, colour: u8) -> ImageSpan {
         let image = Image::new((2, 2 * tokens), vec![colour; 4 * tokens * 768]).unwrap();
         ImageSpan { start, image: Arc::new(image) }
     }

@@ -1,5 +1,6 @@
 //! The log of what enters and leaves the prefix index, for routers that follow it.
 
+use super::block_images::BlockImages;
 use super::names::ContentName;
 use super::prefix_root::PrefixRoot;
 use std::collections::VecDeque;
@@ -26,8 +27,10 @@ pub struct StoredRun {
     pub parent: Option<ContentName>,
     /// Their names.
     pub names: Vec<ContentName>,
-    /// Their tokens, `[names, tokens of a block]`.
+    /// Their tokens, `[names, tokens of a block]`. Tokens of images are [keys](crate::images::keys).
     pub tokens: Vec<u32>,
+    /// The images of each block, `[names]`.
+    pub images: Vec<BlockImages>,
 }
 
 /// A change of what is cached.
@@ -109,17 +112,22 @@ impl ChangeLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::{ImageSpan, keys};
+    use crate::kv::block_images::tests::span;
     use crate::kv::{BlockPool, BlockTable, Naming};
     use crate::rng;
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
-    /// What a reader of the log knows: the parent and the tokens of each name.
-    type Mirror = BTreeMap<ContentName, (Option<ContentName>, Vec<u32>)>;
+    /// What a reader of the log knows: the parent, the tokens and the images of each name.
+    type Mirror = BTreeMap<ContentName, (Option<ContentName>, Vec<u32>, BlockImages)>;
 
     fn store(mirror: &mut Mirror, run: &StoredRun) {
         let mut parent = run.parent;
-        for (name, tokens) in run.names.iter().zip(run.tokens.chunks_exact(run.tokens.len() / run.names.len())) {
-            let before = mirror.insert(*name, (parent, tokens.to_vec()));
+        assert_eq!(run.images.len(), run.names.len());
+        let texts = run.tokens.chunks_exact(run.tokens.len() / run.names.len());
+        for ((name, tokens), images) in run.names.iter().zip(texts).zip(&run.images) {
+            let before = mirror.insert(*name, (parent, tokens.to_vec(), images.clone()));
             assert!(before.is_none(), "{name:?} was stored twice");
             parent = Some(*name);
         }
@@ -156,13 +164,16 @@ mod tests {
     fn the_log_tells_what_the_index_has() {
         let pool = watched(24, 1000);
         let (mut mirror, mut tables) = (Mirror::new(), Vec::new());
-        let mut cleared = 0;
+        let image: Arc<[ImageSpan]> = [span(2, 6, 1)].into();
+        let (mut cleared, mut with_images) = (0, 0);
         for i in 0..20_000 {
             let choose = |n: u64, stream: u64| rng::below(rng::bits(stream, i), n) as usize;
             // Texts share beginnings of various lengths, and roots.
             let (text, fork) = (choose(3, 1) as u32, choose(32, 2));
             let prompt: Vec<u32> = (0..4 + choose(28, 3)).map(|at| if at < fork { at as u32 } else { text }).collect();
-            let mut table = BlockTable::new(&pool, choose(2, 4) as u64);
+            let images = if prompt.len() > 8 && choose(3, 9) == 0 { image.clone() } else { Arc::default() };
+            let prompt = keys(&images, &prompt, |hash| pool.number_image(hash));
+            let mut table = BlockTable::new(&pool, choose(2, 4) as u64).with_images(images);
             table.match_prefix(&prompt);
             if table.grow(prompt.len()).is_ok() {
                 table.register(&prompt);
@@ -182,13 +193,14 @@ mod tests {
                 // A block whose parent was evicted is in the log, and not among the runs.
                 let found = mirror_of(&pool.stored_runs());
                 assert!(found.iter().all(|(name, entry)| mirror.get(name) == Some(entry)), "after {i} requests");
+                with_images += found.values().filter(|(_, _, images)| images.is_some()).count();
                 let orphans = mirror.iter().filter(|(name, _)| !found.contains_key(*name));
-                for (name, (parent, _)) in orphans {
+                for (name, (parent, ..)) in orphans {
                     assert!(parent.is_some_and(|parent| !found.contains_key(&parent)), "{name:?} has its parent");
                 }
             }
         }
-        assert!(cleared > 10 && !mirror.is_empty());
+        assert!(cleared > 10 && with_images > 100 && !mirror.is_empty());
     }
 
     #[test]

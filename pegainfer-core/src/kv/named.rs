@@ -34,8 +34,8 @@ impl FullBlocks<'_> {
     }
 
     /// The images of block number `at`.
-    pub fn images(&self, at: usize) -> &[BlockImage] {
-        self.images.get(at).and_then(Option::as_deref).unwrap_or_default()
+    pub fn images(&self, at: usize) -> &BlockImages {
+        self.images.get(at).unwrap_or(&None)
     }
 }
 
@@ -49,13 +49,16 @@ pub(super) struct Named {
     blocks: HashMap<ContentName, u32>,
     /// Root of each block with a name.
     roots: Vec<PrefixRoot>,
+    /// Images of each block with a name.
+    images: Vec<BlockImages>,
     pub log: Option<ChangeLog>,
 }
 
 impl Named {
     pub fn new(naming: Naming, blocks: usize) -> Self {
         let (names, roots) = (vec![None; blocks], vec![PrefixRoot::default(); blocks]);
-        Self { naming, names, blocks: HashMap::with_capacity(2 * blocks), roots, log: None }
+        let images = vec![None; blocks];
+        Self { naming, names, blocks: HashMap::with_capacity(2 * blocks), roots, images, log: None }
     }
 
     /// Name of a block that is in the index.
@@ -73,11 +76,16 @@ impl Named {
         self.roots[block as usize]
     }
 
+    /// Images of a block that has a name.
+    pub fn images_of(&self, block: u32) -> BlockImages {
+        self.images[block as usize].clone()
+    }
+
     /// Names of `blocks` that follow `parent`, appended to `names`.
     pub fn extend(&self, parent: Parent, blocks: FullBlocks<'_>, names: &mut Vec<ContentName>) {
         let mut parent = parent;
         for (i, tokens) in blocks.texts().enumerate() {
-            let name = self.next(parent, tokens, blocks.images(i));
+            let name = self.next(parent, tokens, blocks.images(i).as_deref().unwrap_or_default());
             names.push(name);
             parent.name = Some(name);
         }
@@ -104,6 +112,7 @@ impl Named {
             if entered(i) {
                 self.names[block as usize] = Some(name);
                 self.roots[block as usize] = parent.root;
+                self.images[block as usize].clone_from(blocks.images(i));
             }
             let Some(log) = self.log.as_mut() else { continue };
             if !is_new {
@@ -116,9 +125,11 @@ impl Named {
                 parent: if i == 0 { parent.name } else { Some(names[i - 1]) },
                 names: Vec::new(),
                 tokens: Vec::new(),
+                images: Vec::new(),
             });
             run.names.push(name);
             run.tokens.extend_from_slice(tokens);
+            run.images.push(blocks.images(i).clone());
         }
         if let (Some(log), Some(run)) = (self.log.as_mut(), run) {
             log.push(KvChange::Stored(run));
@@ -130,6 +141,7 @@ impl Named {
         let before = self.blocks.insert(name, block);
         if let Some(before) = before {
             self.names[before as usize] = None;
+            self.images[before as usize] = None;
         }
         before.is_some()
     }
@@ -138,6 +150,7 @@ impl Named {
     pub fn leave(&mut self, block: u32) {
         let Some(name) = self.names[block as usize].take() else { return };
         self.blocks.remove(&name);
+        self.images[block as usize] = None;
         if let Some(log) = &mut self.log {
             log.push(KvChange::Removed { medium: Medium::Device, names: vec![name] });
         }
@@ -146,6 +159,7 @@ impl Named {
     /// Forgets all names.
     pub fn clear(&mut self) {
         self.names.fill(None);
+        self.images.fill(None);
         self.blocks.clear();
         self.log.iter_mut().for_each(|log| log.push(KvChange::Cleared));
     }

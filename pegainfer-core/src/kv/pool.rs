@@ -292,6 +292,7 @@ impl BlockPool {
                 Some(run) => {
                     run.names.push(name);
                     run.tokens.extend_from_slice(index.tokens(id));
+                    run.images.push(named.images_of(id));
                 }
                 None => runs.push(StoredRun {
                     medium: Medium::Device,
@@ -299,6 +300,7 @@ impl BlockPool {
                     parent,
                     names: vec![name],
                     tokens: index.tokens(id).to_vec(),
+                    images: vec![named.images_of(id)],
                 }),
             }
         }

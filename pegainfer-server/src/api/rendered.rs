@@ -7,7 +7,7 @@ use super::schema::sampling::SamplingFields;
 use super::schema::values::{Object, Text};
 use super::structured::Structured;
 use pegainfer_core::engine::GenerateRequest;
-use pegainfer_core::images::ImageSpan;
+use pegainfer_core::images::{self, ImageSpan};
 use pegainfer_text::GrammarSource;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -76,12 +76,12 @@ struct Placeholder {
 }
 
 impl RenderedImages {
-    fn of(images: &[ImageSpan]) -> Option<Self> {
-        let hash = |span: &ImageSpan| span.image.hash().iter().map(|byte| format!("{byte:02x}")).collect();
+    fn of(spans: &[ImageSpan]) -> Option<Self> {
+        let hash = |span: &ImageSpan| images::hex(span.image.hash());
         let placeholder = |span: &ImageSpan| Placeholder { offset: span.start, length: span.image.tokens() };
-        (!images.is_empty()).then(|| Self {
-            mm_hashes: OfImages { image: images.iter().map(hash).collect() },
-            mm_placeholders: OfImages { image: images.iter().map(placeholder).collect() },
+        (!spans.is_empty()).then(|| Self {
+            mm_hashes: OfImages { image: spans.iter().map(hash).collect() },
+            mm_placeholders: OfImages { image: spans.iter().map(placeholder).collect() },
         })
     }
 }

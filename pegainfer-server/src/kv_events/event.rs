@@ -1,6 +1,7 @@
 //! KV events as vLLM encodes them: MessagePack, with events as maps or as arrays.
 
-use pegainfer_core::kv::{ContentName, Medium};
+use pegainfer_core::images::hex;
+use pegainfer_core::kv::{BlockImage, BlockImages, ContentName, Medium};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -47,6 +48,8 @@ pub(super) struct Run {
     pub names: Vec<ContentName>,
     /// Their tokens, `[names, tokens of a block]`.
     pub tokens: Vec<u32>,
+    /// The images of each block, `[names]`.
+    pub images: Vec<BlockImages>,
 }
 
 impl Event {
@@ -73,6 +76,8 @@ enum Wire<'a> {
         lora_id: Option<u32>,
         medium: &'static str,
         lora_name: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        extra_keys: Option<Vec<Option<Vec<ExtraKey>>>>,
     },
     Removed {
         r#type: &'static str,
@@ -82,6 +87,18 @@ enum Wire<'a> {
     Cleared {
         r#type: &'static str,
     },
+}
+
+/// An image of a block: its hash, as render routes give it, and the index of its first token, counted from the first
+/// token of the block.
+type ExtraKey = (String, i64);
+
+/// What besides tokens tells the blocks of a run apart: for each block its images, or null. `None` if none has images.
+/// The name of an adapter has its own field.
+fn extra_keys(images: &[BlockImages]) -> Option<Vec<Option<Vec<ExtraKey>>>> {
+    let key = |image: &BlockImage| (hex(&image.hash), image.offset);
+    let keys = |images: &BlockImages| Some(images.as_deref()?.iter().map(key).collect());
+    images.iter().any(Option::is_some).then(|| images.iter().map(keys).collect())
 }
 
 /// vLLM's name of a medium. The first tier has its name also where it is no GPU's memory: routers weigh tiers by name.
@@ -109,6 +126,7 @@ impl<'a> From<&'a Event> for Wire<'a> {
                 lora_id: None,
                 medium: medium_name(run.medium),
                 lora_name: run.adapter.as_deref(),
+                extra_keys: extra_keys(&run.images),
             },
             Event::Removed { medium, names } => {
                 Self::Removed { r#type: "BlockRemoved", block_hashes: hashes(names), medium: medium_name(*medium) }
@@ -160,12 +178,13 @@ fn cut(event: Event, blocks: usize) -> Vec<Event> {
             let size = run.tokens.len() / run.names.len();
             let parents =
                 std::iter::once(run.parent).chain(run.names.chunks(blocks).map(|names| names.last().copied()));
-            let parts = run.names.chunks(blocks).zip(run.tokens.chunks(blocks * size)).zip(parents);
-            let part = |((names, tokens), parent): ((&[ContentName], &[u32]), _)| {
+            let parts = run.names.chunks(blocks).zip(run.tokens.chunks(blocks * size)).zip(run.images.chunks(blocks));
+            let part = |(((names, tokens), images), parent): (((&[ContentName], &[u32]), &[BlockImages]), _)| {
                 let (medium, adapter) = (run.medium, run.adapter.clone());
-                Event::Stored(Run { medium, adapter, parent, names: names.to_vec(), tokens: tokens.to_vec() })
+                let (names, tokens, images) = (names.to_vec(), tokens.to_vec(), images.to_vec());
+                Event::Stored(Run { medium, adapter, parent, names, tokens, images })
             };
-            parts.map(part).collect()
+            parts.zip(parents).map(part).collect()
         }
     }
 }
@@ -182,8 +201,23 @@ pub(super) mod tests {
     }
 
     pub(crate) fn run(parent: Option<u64>, names: &[u64], tokens: &[u32]) -> Run {
+        let (images, tokens) = (vec![None; names.len()], tokens.to_vec());
         let names = names.iter().copied().map(name).collect();
-        Run { medium: Medium::Device, adapter: None, parent: parent.map(name), names, tokens: tokens.to_vec() }
+        Run { medium: Medium::Device, adapter: None, parent: parent.map(name), names, tokens, images }
+    }
+
+    pub(crate) fn block_images(images: &[([u8; 32], i64)]) -> BlockImages {
+        Some(images.iter().map(|(hash, offset)| BlockImage { hash: *hash, offset: *offset }).collect())
+    }
+
+    /// The images of a block that a fixture describes.
+    fn images(keys: &Value) -> BlockImages {
+        let byte = |hash: &str, i: usize| u8::from_str_radix(&hash[2 * i..2 * i + 2], 16).unwrap();
+        let image = |key: &Value| {
+            let hash = key[0].as_str().unwrap();
+            (std::array::from_fn(|i| byte(hash, i)), key[1].as_i64().unwrap())
+        };
+        block_images(&keys.as_array()?.iter().map(image).collect::<Vec<_>>())
     }
 
     /// The event that a fixture describes.
@@ -200,7 +234,10 @@ pub(super) mod tests {
             "BlockStored" => {
                 let tokens: Vec<u32> = numbers("token_ids").iter().map(|id| *id as u32).collect();
                 let run = run(described["parent_block_hash"].as_u64(), &numbers("block_hashes"), &tokens);
-                Event::Stored(Run { medium: medium(), adapter: described["lora_name"].as_str().map(Into::into), ..run })
+                let images =
+                    described["extra_keys"].as_array().map_or(run.images, |keys| keys.iter().map(images).collect());
+                let adapter = described["lora_name"].as_str().map(Into::into);
+                Event::Stored(Run { medium: medium(), adapter, images, ..run })
             }
             "BlockRemoved" => {
                 Event::Removed { medium: medium(), names: numbers("block_hashes").into_iter().map(name).collect() }
@@ -240,5 +277,23 @@ pub(super) mod tests {
         ];
         assert_eq!(groups, expected);
         assert!(split(Vec::new(), 2).is_empty());
+    }
+
+    #[test]
+    fn blocks_keep_their_images_when_an_event_is_cut() {
+        let images = [None, block_images(&[([1; 32], 1)]), block_images(&[([1; 32], -1), ([2; 32], 1)])];
+        let of = |parent, names: &[u64], tokens: &[u32], images: &[BlockImages]| {
+            Event::Stored(Run { images: images.to_vec(), ..run(parent, names, tokens) })
+        };
+        let whole = of(None, &[1, 2, 3], &[7, 7, 7, 9, 9, 9], &images);
+        let groups = split(vec![whole], 2);
+        assert_eq!(groups[0], [of(None, &[1, 2], &[7, 7, 7, 9], &images[..2])]);
+        assert_eq!(groups[1], [of(Some(2), &[3], &[9, 9], &images[2..])]);
+        let key = |hash: &str, offset| (hash.repeat(32), offset);
+        assert_eq!(
+            extra_keys(&images[1..]),
+            Some(vec![Some(vec![key("01", 1)]), Some(vec![key("01", -1), key("02", 1)])])
+        );
+        assert_eq!((extra_keys(&images[..1]), extra_keys(&images[..2]).unwrap()[0].clone()), (None, None));
     }
 }

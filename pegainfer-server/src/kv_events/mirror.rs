@@ -3,7 +3,7 @@
 use super::event::{Event, Run};
 use pegainfer_core::adapter::AdapterId;
 use pegainfer_core::images::IMAGE_KEY;
-use pegainfer_core::kv::{ContentName, KvChange, Medium, StoredRun};
+use pegainfer_core::kv::{BlockImages, ContentName, KvChange, Medium, StoredRun};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ const MEDIA: [Medium; 3] = [Medium::Device, Medium::Host, Medium::Disk];
 struct Block {
     parent: Option<ContentName>,
     tokens: Box<[u32]>,
+    images: BlockImages,
     adapter: Option<Arc<str>>,
     /// Number of copies in each medium. An index may have two for a moment, if the parent of the first one was evicted
     /// and computed again.
@@ -80,7 +81,7 @@ impl Mirror {
     }
 
     fn store(&mut self, run: StoredRun, adapters: AdapterNames<'_>, events: &mut Vec<Event>) {
-        let StoredRun { medium, root, mut parent, names, mut tokens } = run;
+        let StoredRun { medium, root, mut parent, names, mut tokens, images } = run;
         // The index has keys of images instead of their token ids.
         if let Some(id) = self.image_token {
             tokens.iter_mut().filter(|token| **token & IMAGE_KEY != 0).for_each(|token| *token = id);
@@ -94,17 +95,19 @@ impl Mirror {
             Some(None) => return,
         };
         let first = parent;
-        for (name, tokens) in names.iter().zip(tokens.chunks_exact(tokens.len() / names.len())) {
+        let blocks = names.iter().zip(tokens.chunks_exact(tokens.len() / names.len())).zip(&images);
+        for ((name, tokens), images) in blocks {
             let block = self.blocks.entry(*name).or_insert_with(|| Block {
                 parent,
                 tokens: tokens.into(),
+                images: images.clone(),
                 adapter: adapter.clone(),
                 copies: [0; MEDIA.len()],
             });
             block.copies[place(medium)] += 1;
             parent = Some(*name);
         }
-        push_run(events, Run { medium, adapter, parent: first, names, tokens });
+        push_run(events, Run { medium, adapter, parent: first, names, tokens, images });
     }
 
     fn remove(&mut self, medium: Medium, names: &[ContentName], events: &mut Vec<Event>) {
@@ -165,6 +168,7 @@ impl Mirror {
                     parent: first.parent,
                     names: names.to_vec(),
                     tokens: blocks.iter().flat_map(|block| &block.tokens).copied().collect(),
+                    images: blocks.iter().map(|block| block.images.clone()).collect(),
                 }));
             }
         }
@@ -181,6 +185,7 @@ fn push_run(events: &mut Vec<Event>, run: Run) {
         {
             last.names.extend(run.names);
             last.tokens.extend(run.tokens);
+            last.images.extend(run.images);
         }
         _ => events.push(Event::Stored(run)),
     }
@@ -189,7 +194,7 @@ fn push_run(events: &mut Vec<Event>, run: Run) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_events::event::tests::{name, run};
+    use crate::kv_events::event::tests::{block_images, name, run};
     use pegainfer_core::kv::PrefixRoot;
     use std::collections::BTreeMap;
     use std::num::NonZeroU32;
@@ -199,16 +204,16 @@ mod tests {
     }
 
     fn stored(parent: Option<u64>, names: &[u64], tokens: &[u32]) -> StoredRun {
-        let Run { medium, parent, names, tokens, .. } = run(parent, names, tokens);
-        StoredRun { medium, root: PrefixRoot::default(), parent, names, tokens }
+        let Run { medium, parent, names, tokens, images, .. } = run(parent, names, tokens);
+        StoredRun { medium, root: PrefixRoot::default(), parent, names, tokens, images }
     }
 
     fn removed(names: &[u64]) -> Vec<ContentName> {
         names.iter().copied().map(name).collect()
     }
 
-    /// What a subscriber knows after `events`: the media, the parent and the tokens of each block.
-    type Known = BTreeMap<ContentName, ([bool; 3], Option<ContentName>, Vec<u32>)>;
+    /// What a subscriber knows after `events`: the media, the parent, the tokens and the images of each block.
+    type Known = BTreeMap<ContentName, ([bool; 3], Option<ContentName>, Vec<u32>, BlockImages)>;
 
     fn follow(known: &mut Known, events: &[Event]) {
         for event in events {
@@ -216,8 +221,10 @@ mod tests {
                 Event::Stored(run) => {
                     let mut parent = run.parent;
                     assert!(parent.is_none_or(|parent| known.contains_key(&parent)), "the parent is known");
-                    for (name, tokens) in run.names.iter().zip(run.tokens.chunks(run.tokens.len() / run.names.len())) {
-                        let block = known.entry(*name).or_insert(([false; 3], parent, tokens.to_vec()));
+                    assert_eq!(run.images.len(), run.names.len());
+                    let texts = run.tokens.chunks(run.tokens.len() / run.names.len());
+                    for ((name, tokens), images) in run.names.iter().zip(texts).zip(&run.images) {
+                        let block = known.entry(*name).or_insert(([false; 3], parent, tokens.to_vec(), images.clone()));
                         block.0[place(run.medium)] = true;
                         parent = Some(*name);
                     }
@@ -265,10 +272,11 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_images_have_their_id() {
+    fn tokens_of_images_have_their_id_and_blocks_their_images() {
         let mut mirror = Mirror::new(Some(9));
-        let keys = stored(None, &[1, 2], &[7, IMAGE_KEY | 3, IMAGE_KEY, 8]);
-        let published = Event::Stored(run(None, &[1, 2], &[7, 9, 9, 8]));
+        let images = vec![block_images(&[([3; 32], 1)]), block_images(&[([4; 32], 0)])];
+        let keys = StoredRun { images: images.clone(), ..stored(None, &[1, 2], &[7, IMAGE_KEY | 3, IMAGE_KEY, 8]) };
+        let published = Event::Stored(Run { images, ..run(None, &[1, 2], &[7, 9, 9, 8]) });
         assert_eq!(mirror.apply(vec![KvChange::Stored(keys)], &no_adapters), std::slice::from_ref(&published));
         assert_eq!(mirror.dump(), [published]);
     }
@@ -320,7 +328,9 @@ mod tests {
                 let names: Vec<u64> = (next..next + 1 + below(4)).collect();
                 next += names.len() as u64;
                 let tokens: Vec<u32> = names.iter().flat_map(|n| [*n as u32, 0]).collect();
-                KvChange::Stored(StoredRun { medium, parent, ..stored(None, &names, &tokens) })
+                let image = |n: &u64| if n % 3 == 0 { block_images(&[([*n as u8; 32], 1)]) } else { None };
+                let images = names.iter().map(image).collect();
+                KvChange::Stored(StoredRun { medium, parent, images, ..stored(None, &names, &tokens) })
             } else if below(50) == 0 {
                 KvChange::Cleared
             } else {

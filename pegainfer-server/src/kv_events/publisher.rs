@@ -19,7 +19,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// Changes of this time make one batch.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum number of blocks of a batch, about 0.6 MB; a dump of a large index has larger ones.
+/// Maximum number of blocks of a batch: about 0.6 MB of text, or 1.2 MB of images. A dump of a large index has larger
+/// ones.
 const BATCH_BLOCKS: usize = 8192;
 /// Maximum time for which the last batches are sent.
 const LINGER: Duration = Duration::from_millis(500);

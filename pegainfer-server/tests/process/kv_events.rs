@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const COMPLETIONS: &str = "/v1/completions";
 
-fn config(more: &Value) -> String {
+pub fn config(more: &Value) -> String {
     let mut config = json!({
         "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0",
         "topic": "kv@test",
@@ -20,7 +20,7 @@ fn config(more: &Value) -> String {
     config.to_string()
 }
 
-fn serve(more: &Value, flags: &[&str]) -> Process {
+pub fn serve(more: &Value, flags: &[&str]) -> Process {
     let mut command = pegainfer();
     command.args(["serve", "--device", "cpu", "--threads", "2", "--kv-events-config", &config(more)]);
     Process::start(command.args(flags))
@@ -81,17 +81,19 @@ impl Peer {
 
 /// What a router knows of an engine.
 #[derive(Default)]
-struct Known {
+pub struct Known {
     next: u64,
     rank: u64,
     /// Tokens from the start to the end of each block, by its hash.
-    blocks: BTreeMap<u64, Vec<u64>>,
+    pub blocks: BTreeMap<u64, Vec<u64>>,
+    /// Extra keys of each block that has some.
+    pub extra_keys: BTreeMap<u64, Value>,
     stored: usize,
 }
 
 impl Known {
     /// What the publisher has told so far.
-    fn replay(source: &Value) -> Self {
+    pub fn replay(source: &Value) -> Self {
         let mut known = Self { rank: source["data_parallel_rank"].as_u64().unwrap(), ..Self::default() };
         let mut peer = Peer::open(&source["replay_endpoint"], "DEALER");
         peer.0.write_all(&[1, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
@@ -132,12 +134,25 @@ impl Known {
                     text.extend(tokens);
                     self.blocks.insert(*hash, text.clone());
                 }
+                // Text has no such field.
+                if let Some(keys) = event.get("extra_keys") {
+                    assert_eq!(keys.as_array().unwrap().len(), hashes.len());
+                    let keys = hashes.iter().zip(keys.as_array().unwrap()).filter(|(_, keys)| !keys.is_null());
+                    self.extra_keys.extend(keys.map(|(hash, keys)| (*hash, keys.clone())));
+                    assert!(!self.extra_keys.is_empty(), "{event}");
+                }
                 self.stored += hashes.len();
             }
             "BlockRemoved" => {
-                numbers(&event["block_hashes"]).iter().for_each(|hash| assert!(self.blocks.remove(hash).is_some()))
+                for hash in numbers(&event["block_hashes"]) {
+                    assert!(self.blocks.remove(&hash).is_some());
+                    self.extra_keys.remove(&hash);
+                }
             }
-            "AllBlocksCleared" => self.blocks.clear(),
+            "AllBlocksCleared" => {
+                self.blocks.clear();
+                self.extra_keys.clear();
+            }
             other => panic!("{other}"),
         }
     }
@@ -147,7 +162,7 @@ impl Known {
     }
 }
 
-fn sources(server: &Process) -> Vec<Value> {
+pub fn sources(server: &Process) -> Vec<Value> {
     get(server.address, "/kv_event_sources").json().as_array().unwrap().clone()
 }
 
@@ -176,6 +191,7 @@ fn a_router_learns_what_is_cached() {
     assert_eq!(known.stored, 9, "the second turn stores new blocks only");
     let late = Known::replay(source);
     assert_eq!((late.next, &late.blocks), (known.next, &known.blocks));
+    assert!(late.extra_keys.is_empty(), "the prompt has no image");
     let metrics = get(server.address, "/metrics").text();
     let batches = format!("pegainfer:kv_event_batches_total{{model_name=\"qwen3-tiny\",engine=\"0\"}} {}", known.next);
     assert!(metrics.contains(&batches), "{batches}: {metrics}");

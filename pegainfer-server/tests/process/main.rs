@@ -13,6 +13,7 @@ mod downloads;
 mod eval;
 #[cfg(target_os = "linux")]
 mod health;
+mod kv_event_images;
 mod kv_events;
 mod kv_tiers;
 mod ledger;

@@ -20,8 +20,10 @@ impl<K: KeptState> Tiers<K> {
                 Some(run) => {
                     run.names.push(name);
                     run.tokens.extend(tokens);
+                    run.images.push(None);
                 }
-                None => runs.push(StoredRun { medium, root, parent, names: vec![name], tokens }),
+                // Blocks with images are not copied.
+                None => runs.push(StoredRun { medium, root, parent, names: vec![name], tokens, images: vec![None] }),
             }
         }
         runs.into_iter().for_each(|run| self.pool.log_change(KvChange::Stored(run)));

@@ -39,7 +39,7 @@ pub fn follow(told: &mut BTreeSet<(Medium, ContentName)>, pool: &BlockPool) {
     assert!(!changes.lost);
     for change in changes.list {
         match change {
-            KvChange::Stored(StoredRun { medium, root, parent, names, tokens }) => {
+            KvChange::Stored(StoredRun { medium, root, parent, names, tokens, .. }) => {
                 let (naming, size) = (naming(), pool.block_tokens());
                 let mut last = parent.unwrap_or_else(|| naming.root(root));
                 for (name, tokens) in names.iter().zip(tokens.chunks_exact(size)) {
