@@ -9,6 +9,7 @@ one fails. Hashes are taken as they are; what is cached is known from the token 
 """
 
 import argparse
+import base64
 import json
 import re
 import subprocess
@@ -242,6 +243,40 @@ def two_engines(binary, layout):
             router.read()
         cached = [[router.cached(text) for text in texts] for router in routers]
         assert cached[0][0] >= 112 and cached[1][1] >= 112 and cached[0][1] == cached[1][0] == 0, cached
+
+
+@check
+def images(binary, layout):
+    flags = ["--model-path", str(ROOT / "models/qwen35-vl-tiny")]
+    with server(binary, {"layout": layout}, flags) as started:
+        router, expected = Router(started), {}
+        for file in ("small.png", "photo.jpg"):
+            data = base64.b64encode((ROOT / "pegainfer-images/tests/fixtures/sources" / file).read_bytes()).decode()
+            content = [{"type": "text", "text": "Look at this picture. " * 4},
+                       {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}, {"type": "text", "text": "What do you see?"}]
+            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+            started.post("/v1/chat/completions", body)
+            features = started.post("/v1/chat/completions/render", body)["features"]
+            [name], [place] = features["mm_hashes"]["image"], features["mm_placeholders"]["image"]
+            expected[name] = (place["offset"], place["length"])
+        router.read()
+        found = {name: set() for name in expected}
+        runs = [event for kind, event in router.log if kind == "Stored"]
+        for event in runs:
+            for name, keys in zip(event.block_hashes, event.extra_keys or [None] * len(event.block_hashes), strict=True):
+                end = len(router.blocks[name])
+                for image, offset in keys or []:
+                    assert end - event.block_size + offset == expected[image][0], (name, keys)
+                    found[image].add(end // event.block_size - 1)
+        size = runs[0].block_size
+        for image, (start, length) in expected.items():
+            blocks = range(start // size, (start + length - 1) // size + 1)
+            assert found[image] == set(blocks), (image, found[image], blocks)
+        started.complete(prompt(1, 40))
+        text = [event for kind, event in router.read() if kind == "Stored"]
+        assert text and all(event.extra_keys is None for event in text)
+        late = Router(started)
+        assert late.blocks == router.blocks
 
 
 @check

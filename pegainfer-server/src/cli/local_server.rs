@@ -8,6 +8,7 @@ use crate::text_service::Checkpoint;
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::body::Body;
+use axum::http::request::Builder;
 use axum::http::{Request, header};
 use axum::response::Response;
 use pegainfer_core::engine::EngineLimits;
@@ -78,11 +79,19 @@ impl LocalServer {
         Self { router: app.router(), name: names.first().cloned().unwrap_or_default(), names, limits }
     }
 
+    /// Gets a path of the API.
+    pub async fn get(&self, path: &str) -> Result<Response> {
+        self.send(Request::get(path), Body::empty()).await
+    }
+
     /// Posts a JSON body to a path of the API.
     pub async fn post(&self, path: &str, body: Vec<u8>) -> Result<Response> {
-        let request = Request::post(path).header(header::HOST, "localhost");
-        let request = request.header(header::CONTENT_TYPE, "application/json").body(Body::from(body));
-        let response = self.router.clone().call(request.context("the request cannot be built")?).await;
+        self.send(Request::post(path).header(header::CONTENT_TYPE, "application/json"), Body::from(body)).await
+    }
+
+    async fn send(&self, request: Builder, body: Body) -> Result<Response> {
+        let request = request.header(header::HOST, "localhost").body(body).context("the request cannot be built")?;
+        let response = self.router.clone().call(request).await;
         Ok(response.unwrap_or_else(|never| match never {}))
     }
 }

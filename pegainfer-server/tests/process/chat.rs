@@ -116,6 +116,58 @@ fn commands_set_count_and_save() {
 }
 
 #[test]
+fn images_go_with_the_next_message() {
+    let dir = TempDir::new("chat-images");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pegainfer-images/tests/fixtures/sources");
+    for name in ["small.png", "photo.jpg"] {
+        std::fs::copy(sources.join(name), dir.0.join(name)).unwrap();
+    }
+    std::fs::write(dir.0.join("notes.png"), "no image").unwrap();
+    let at = |name: &str| format!("/image {}", dir.0.join(name).display());
+    let mut command = chat(&dir.0.join("history"));
+    command.args(["--temperature", "0", "--max-tokens", "8"]).arg(model_dir().with_file_name("qwen35-vl-tiny"));
+    let mut terminal = Terminal::start(&mut command);
+    terminal.wait_for(PROMPT);
+    assert!(enter(&mut terminal, "/image").contains("no image is attached; /image FILE attaches one"));
+    // Tab completes the name.
+    let told = enter(&mut terminal, &format!("{}\t", at("sm")));
+    assert!(told.contains("small.png (PNG, ") && told.contains(" goes with the next message"), "{told:?}");
+    assert!(enter(&mut terminal, &at("photo.jpg")).contains("photo.jpg (JPEG, "));
+    assert!(enter(&mut terminal, &at("notes.png")).contains("notes.png: the image has no known format; send"));
+    let list = enter(&mut terminal, "/image");
+    assert!(list.contains("small.png (PNG, ") && list.contains("photo.jpg (JPEG, "), "{list:?}");
+    let answer = enter(&mut terminal, "What do you see?");
+    assert!(!answer.contains("error"), "{answer:?}");
+    assert!(enter(&mut terminal, "/image").contains("no image is attached"), "they went with the message");
+    let file = dir.0.join("saved.json");
+    enter(&mut terminal, &format!("/save {}", file.display()));
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let content = saved["messages"][0]["content"].as_array().unwrap();
+    assert_eq!((content.len(), &content[0]), (3, &json!({"type": "text", "text": "What do you see?"})));
+    let url = |part: &serde_json::Value| part["image_url"]["url"].as_str().unwrap().to_owned();
+    assert!(url(&content[1]).starts_with("data:image/png;base64,") && url(&content[2]).starts_with("data:image/jpeg;"));
+    // The images stay in the conversation.
+    let answer = enter(&mut terminal, "And what else?");
+    assert!(!answer.contains("error"), "{answer:?}");
+    let stats = enter(&mut terminal, "/stats");
+    let (_, context) = stats.split_once("context: ").unwrap();
+    let used: usize = context.split(' ').next().unwrap().replace(',', "").parse().unwrap();
+    assert!(used > 140, "two images of 70 tokens: {stats:?}");
+    enter(&mut terminal, &at("small.png"));
+    enter(&mut terminal, "/reset");
+    assert!(enter(&mut terminal, "/image").contains("no image is attached"));
+    terminal.press("\x04");
+    assert!(terminal.end().success());
+
+    let mut terminal = Terminal::start(&mut chat(&dir.0.join("history")));
+    terminal.wait_for(PROMPT);
+    let told = enter(&mut terminal, &at("small.png"));
+    assert!(told.contains("error: qwen3-tiny reads only text; start a model that reads images"), "{told:?}");
+    terminal.press("\x04");
+    assert!(terminal.end().success());
+}
+
+#[test]
 fn a_terminal_breaks_lines_between_words_and_a_pipe_does_not() {
     const STORY: &str = "Tell me a story about a dog.";
     let dir = TempDir::new("chat-wrap");

@@ -1,15 +1,62 @@
 //! The messages of a chat, and the request for the next one.
 
+use super::attachments::Attachment;
 use super::generation::Generation;
 use super::settings::{self, Settings};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Message {
     role: &'static str,
-    content: String,
+    content: Content,
+}
+
+/// The content of a message: a text, or parts if there are images.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Part {
+    Text { text: String },
+    ImageUrl { image_url: ImageUrl },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct ImageUrl {
+    /// A data URL of many megabytes, which copies of the conversation share.
+    #[serde(serialize_with = "serialize_text")]
+    url: Arc<str>,
+}
+
+fn serialize_text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(text)
+}
+
+impl Content {
+    /// A text with images after it, as the web UI orders them.
+    fn new(text: String, images: Vec<Attachment>) -> Self {
+        if images.is_empty() {
+            return Self::Text(text);
+        }
+        let images = images.into_iter().map(|image| Part::ImageUrl { image_url: ImageUrl { url: image.url } });
+        Self::Parts(std::iter::once(Part::Text { text }).chain(images).collect())
+    }
+
+    /// Number of images.
+    fn images(&self) -> usize {
+        match self {
+            Self::Text(_) => 0,
+            Self::Parts(parts) => parts.iter().filter(|part| matches!(part, Part::ImageUrl { .. })).count(),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -47,7 +94,7 @@ impl Conversation {
     /// Restarts the conversation with another system message; an empty one removes it.
     pub(super) fn set_system(&mut self, text: String) {
         self.reset();
-        self.system = Some(Message { role: "system", content: text }).filter(|message| !message.content.is_empty());
+        self.system = (!text.is_empty()).then_some(Message { role: "system", content: Content::Text(text) });
     }
 
     /// Removes everything except the system message.
@@ -56,18 +103,24 @@ impl Conversation {
         self.is_told_full = false;
     }
 
-    pub(super) fn ask(&mut self, text: &str) {
-        self.messages.push(Message { role: "user", content: text.to_owned() });
+    /// Appends a question with images.
+    pub(super) fn ask(&mut self, text: &str, images: Vec<Attachment>) {
+        self.messages.push(Message { role: "user", content: Content::new(text.to_owned(), images) });
     }
 
     /// Appends an answer. A stopped answer is kept as far as it came, so that the user can refer to it.
     pub(super) fn answered(&mut self, text: String) {
-        self.messages.push(Message { role: "assistant", content: text });
+        self.messages.push(Message { role: "assistant", content: Content::Text(text) });
     }
 
-    /// Removes a question without an answer.
-    pub(super) fn take_back(&mut self) {
-        self.messages.pop();
+    /// Removes a question without an answer. Returns the number of its images.
+    pub(super) fn take_back(&mut self) -> usize {
+        self.messages.pop().map_or(0, |message| message.content.images())
+    }
+
+    /// Number of images of all messages.
+    pub(super) fn images(&self) -> usize {
+        self.messages.iter().map(|message| message.content.images()).sum()
     }
 
     /// Removes the oldest question and its answer. Returns false if there is only one question.
@@ -121,9 +174,9 @@ mod tests {
     fn a_request_has_the_system_message_and_the_history() {
         let generation = Generation { temperature: Some(0.5), ..Generation::default() };
         let mut conversation = Conversation::new(Some("Be brief.".into()), &generation);
-        conversation.ask("a");
+        conversation.ask("a", Vec::new());
         conversation.answered("b".into());
-        conversation.ask("c");
+        conversation.ask("c", Vec::new());
         let message = |role: &str, content: &str| json!({"role": role, "content": content});
         let messages =
             [message("system", "Be brief."), message("user", "a"), message("assistant", "b"), message("user", "c")];
@@ -134,26 +187,47 @@ mod tests {
         );
         conversation.take_back();
         conversation.reset();
-        conversation.ask("d");
+        conversation.ask("d", Vec::new());
         assert_eq!(body(&conversation)["messages"], json!([message("system", "Be brief."), message("user", "d")]));
         conversation.set_system(String::new());
         conversation.model = Some("small".to_owned());
-        conversation.ask("e");
+        conversation.ask("e", Vec::new());
         let tokenized: Value = serde_json::from_slice(&conversation.to_tokenize().unwrap()).unwrap();
         assert_eq!((&body(&conversation)["model"], &tokenized["model"]), (&json!("small"), &json!("small")));
         assert_eq!(body(&conversation)["messages"], json!([message("user", "e")]));
     }
 
     #[test]
+    fn images_follow_the_text_of_their_message() {
+        let file = |name: &str| {
+            let dir =
+                std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../pegainfer-images/tests/fixtures/sources");
+            Attachment::read(&dir.join(name), &crate::limits::Limits::default().images).unwrap()
+        };
+        let images = vec![file("small.png"), file("photo.jpg")];
+        let part = |image: &Attachment| json!({"type": "image_url", "image_url": {"url": *image.url}});
+        let content = json!([{"type": "text", "text": "a"}, part(&images[0]), part(&images[1])]);
+        let mut conversation = Conversation::new(None, &Generation::default());
+        conversation.ask("a", images);
+        conversation.answered("b".into());
+        conversation.ask("c", vec![file("small.png")]);
+        assert_eq!((conversation.images(), conversation.take_back(), conversation.images()), (3, 1, 2));
+        let messages = json!([{"role": "user", "content": content}, {"role": "assistant", "content": "b"}]);
+        assert_eq!(body(&conversation)["messages"], messages);
+        let saved: Value = serde_json::from_str(&conversation.to_file().unwrap()).unwrap();
+        assert_eq!(saved, json!({"messages": messages}));
+    }
+
+    #[test]
     fn the_oldest_turn_goes_and_the_last_question_stays() {
         let mut conversation = Conversation::new(Some("s".into()), &Generation::default());
         for turn in ["1", "2"] {
-            conversation.ask(&format!("question {turn}"));
+            conversation.ask(&format!("question {turn}"), Vec::new());
             conversation.answered(format!("answer {turn}"));
         }
-        conversation.ask("question 3");
-        let contents = |conversation: &Conversation| -> Vec<String> {
-            conversation.all().into_iter().map(|message| message.content.clone()).collect()
+        conversation.ask("question 3", Vec::new());
+        let contents = |conversation: &Conversation| -> Vec<Value> {
+            conversation.all().into_iter().map(|message| json!(message.content)).collect()
         };
         assert!(conversation.drop_oldest());
         assert_eq!(contents(&conversation), ["s", "question 2", "answer 2", "question 3"]);

@@ -1,6 +1,6 @@
 //! The user's input: a line editor with history, messages of several lines, commands.
 
-use super::settings;
+use super::{paths, settings};
 use anyhow::{Context as _, Result};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
@@ -14,18 +14,19 @@ use std::path::PathBuf;
 const PROMPT: &str = "> ";
 /// Encloses a message of several lines.
 const QUOTES: &str = "\"\"\"";
-const COMMANDS: [&str; 8] = ["/exit", "/help", "/model ", "/reset", "/save ", "/set ", "/stats", "/system "];
+const COMMANDS: [&str; 9] = ["/exit", "/help", "/image ", "/model ", "/reset", "/save ", "/set ", "/stats", "/system "];
 
 pub(super) const HELP: &str = "\
 /system TEXT  restart with this system message; without a text, with none
-/reset        restart
+/reset        restart, also without attached images
+/image FILE   attach a PNG, JPEG, WebP or GIF file to the next message; without FILE, list what is attached
 /model NAME   ask this model from now on; without NAME, list them
 /set NAME X   set temperature, top_p or another sampling field; without X, to its default; without NAME, list them
 /stats        tokens, tokens a second, and how full the context is
 /save FILE    write the conversation as JSON, which the web UI imports
 /exit         leave, as does Ctrl-D
 \"\"\"           begins and ends a message of several lines; a \\ at the end of a line continues it, too
-Tab           completes a command
+Tab           completes a command, a setting or the name of an image
 Ctrl-C        stops an answer, or clears the line";
 
 /// Meaning of an input line.
@@ -36,6 +37,7 @@ pub(super) enum InputLine {
     System(String),
     Model(String),
     Reset,
+    Image(String),
     Set(String),
     Stats,
     Save(String),
@@ -59,6 +61,7 @@ impl InputLine {
             "/system" => Self::System(rest.trim().to_owned()),
             "/model" => Self::Model(rest.trim().to_owned()),
             "/reset" => Self::Reset,
+            "/image" => Self::Image(rest.trim().to_owned()),
             "/set" => Self::Set(rest.trim().to_owned()),
             "/stats" => Self::Stats,
             "/save" => Self::Save(rest.trim().to_owned()),
@@ -159,9 +162,13 @@ impl Validator for Assistance {
     }
 }
 
-/// Where the completed word begins, and its completions: commands, or names of `/set`.
+/// Where the completed word begins, and its completions: commands, names of `/set`, or files of `/image`.
 fn completions(typed: &str) -> (usize, Vec<String>) {
     const SET: &str = "/set ";
+    const IMAGE: &str = "/image ";
+    if let Some(path) = typed.strip_prefix(IMAGE) {
+        return (IMAGE.len(), paths::images(path));
+    }
     let (start, words) = match typed.strip_prefix(SET) {
         Some(_) => (SET.len(), &settings::NAMES[..]),
         None => (0, &COMMANDS[..]),
@@ -205,6 +212,10 @@ mod tests {
         assert_eq!(completions("/s").1, ["/save ", "/set ", "/stats", "/system "]);
         assert_eq!(completions("/set top"), (5, vec!["top_k".to_owned(), "top_p".to_owned()]));
         assert!(completions("/set ").1.len() == settings::NAMES.len() && completions("re").1.is_empty());
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../pegainfer-images/tests/fixtures/sources");
+        let (start, files) = completions(&format!("/image {dir}/sm"));
+        assert_eq!((start, files), (7, vec![format!("{dir}/small.png")]));
+        assert_eq!(completions("/im").1, ["/image "]);
         assert!(completions("").1.is_empty() && completions("/set top_k 5").1.is_empty());
     }
 
@@ -218,6 +229,8 @@ mod tests {
         assert_eq!(InputLine::parse("/etc/hosts has what?"), InputLine::Message("/etc/hosts has what?".into()));
         assert_eq!(InputLine::parse("/set top_k 5"), InputLine::Set("top_k 5".into()));
         assert_eq!(InputLine::parse("/save a b.json "), InputLine::Save("a b.json".into()));
+        assert_eq!(InputLine::parse("/image a b.png "), InputLine::Image("a b.png".into()));
+        assert_eq!(InputLine::parse("/image"), InputLine::Image(String::new()));
         assert_eq!(InputLine::parse("/stats"), InputLine::Stats);
         assert_eq!((InputLine::parse(""), InputLine::parse("\"\"\"\"\"\"")), (InputLine::Nothing, InputLine::Nothing));
     }

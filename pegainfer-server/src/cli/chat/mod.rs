@@ -1,7 +1,8 @@
 //! `pegainfer chat`: a conversation in the terminal, or one answer in a pipe.
 //!
 //! # Layout
-//! - [`input`]: the user's input: messages of several lines, commands, the history file.
+//! - [`input`]: the user's input: messages of several lines, commands, the history file. [`paths`]: paths in it.
+//! - [`attachments`]: images that go with the next message.
 //! - [`conversation`]: messages so far, and the request for the next one. [`settings`]: its generation parameters.
 //!   [`context`]: drops the oldest turns when the context is full.
 //! - [`answer`]: runs a request and reads its stream. [`screen`]: prints it, styled by [`markdown`], in lines
@@ -9,11 +10,13 @@
 //!   tokens and times.
 
 mod answer;
+mod attachments;
 mod context;
 mod conversation;
 mod generation;
 mod input;
 mod markdown;
+mod paths;
 mod screen;
 mod settings;
 mod stats;
@@ -23,8 +26,10 @@ use crate::app::Options;
 use crate::cli::local_server::{LoadedModel, LocalServer, async_runtime};
 use crate::cli::on_demand::OnDemandArgs;
 use crate::cli::piped::standard_input;
+use crate::limits::{ImageFlags, Limits};
 use answer::Outcome;
 use anyhow::{Context, Result, bail};
+use attachments::Attachments;
 use clap::Args;
 use conversation::Conversation;
 use generation::Generation;
@@ -43,7 +48,7 @@ const EXAMPLES: &str =
 
 /// Examples for the help text.
 pub const USE: &str = "\
-In a terminal, /model NAME asks another model of --models, /system TEXT restarts with a system message, /reset restarts, /help lists the commands, and /exit or Ctrl-D \
+In a terminal, /image FILE attaches an image to the next message, /model NAME asks another model of --models, /system TEXT restarts with a system message, /reset restarts, /help lists the commands, and /exit or Ctrl-D \
 leaves. Ctrl-C stops an answer. Put a message of several lines between triple quotes, or end each line but the last one with a \
 backslash. Piped input is one message, and only its answer is printed.";
 
@@ -97,7 +102,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
 
 /// Answers the text from the pipe as one message.
 async fn answer_pipe(server: &LocalServer, mut conversation: Conversation) -> Result<()> {
-    conversation.ask(&standard_input("pipe a message into this command")?);
+    conversation.ask(&standard_input("pipe a message into this command")?, Vec::new());
     let mut screen = Screen::stdout();
     match answer::run(server, &conversation, &mut screen).await? {
         Outcome::Answered { .. } => Ok(()),
@@ -109,13 +114,19 @@ async fn answer_pipe(server: &LocalServer, mut conversation: Conversation) -> Re
 struct Dialogue<'a> {
     server: &'a LocalServer,
     conversation: Conversation,
+    /// Images of the next message.
+    attached: Attachments,
+    image_limits: ImageFlags,
     screen: Screen,
     stats: Stats,
 }
 
 /// Runs the dialogue until the user leaves.
 async fn converse(server: &LocalServer, conversation: Conversation, mut input: Input, is_bundled: bool) -> Result<()> {
-    let mut dialogue = Dialogue { server, conversation, screen: Screen::stdout(), stats: Stats::default() };
+    // Those of the server in this process.
+    let image_limits = Limits::default().images;
+    let (attached, screen, stats) = (Attachments::default(), Screen::stdout(), Stats::default());
+    let mut dialogue = Dialogue { server, conversation, attached, image_limits, screen, stats };
     let screen = &mut dialogue.screen;
     screen.note(&format!("{}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves", server.name))?;
     if is_bundled {
@@ -143,12 +154,15 @@ impl Dialogue<'_> {
             InputLine::Help => input::HELP.to_owned(),
             InputLine::Reset => {
                 self.conversation.reset();
+                self.attached.take();
                 "the conversation restarts".to_owned()
             }
             InputLine::System(text) => {
                 self.conversation.set_system(text);
                 "the conversation restarts with this system message".to_owned()
             }
+            InputLine::Image(file) if file.is_empty() => self.attached.list(),
+            InputLine::Image(file) => self.attach(&file).await?,
             InputLine::Model(name) => self.choose(name),
             InputLine::Set(text) => settings::set(&mut self.conversation.settings, &text),
             InputLine::Stats => {
@@ -163,6 +177,14 @@ impl Dialogue<'_> {
             },
             InputLine::Unknown(command) => format!("{command} is not a command; /help lists them"),
         }))
+    }
+
+    /// Attaches an image to the next message. Returns what to tell the user.
+    async fn attach(&mut self, file: &str) -> Result<String> {
+        if let Some(refusal) = attachments::refusal(self.server, self.conversation.model.as_deref()).await? {
+            return Ok(refusal);
+        }
+        Ok(self.attached.attach(&paths::file(file), self.conversation.images(), &self.image_limits))
     }
 
     /// Lets another model answer from now on. Returns what to tell the user.
@@ -181,8 +203,8 @@ impl Dialogue<'_> {
 
     /// Sends a message and prints the answer.
     async fn ask(&mut self, text: &str) -> Result<()> {
-        let Self { server, conversation, screen, stats } = self;
-        conversation.ask(text);
+        let Self { server, conversation, attached, screen, stats, .. } = self;
+        conversation.ask(text, attached.take());
         if let Some(tokens) = context::drop_oldest_turns(server, conversation).await?
             && !std::mem::replace(&mut conversation.is_told_full, true)
         {
@@ -196,8 +218,11 @@ impl Dialogue<'_> {
                 answer.into_iter().for_each(|answer| stats.add(answer));
             }
             Outcome::Refused(message) => {
-                conversation.take_back();
+                let images = conversation.take_back();
                 screen.note(&format!("error: {message}"))?;
+                if images > 0 {
+                    screen.note("the images of this message are no longer attached; /image attaches them again")?;
+                }
             }
         }
         Ok(())
