@@ -53,7 +53,7 @@ fn a_hundred_turns_are_those_without_cache_and_drafts() {
     // Blocks for both conversations, and for one and a third.
     for (kv_dtype, block_bytes, blocks) in [(KvDType::Bf16, 16 * 3072, 200), (KvDType::Fp8, 16 * 1536, 75)] {
         let mut cached = with(kv_dtype, Some(blocks * block_bytes), by_model(3));
-        let turns = converse(&mut cached);
+        let all = converse(&mut cached);
         let stats = cached.stats();
         assert!(stats.speculation.accepted_tokens() > 100, "{stats:?}");
         assert_eq!(stats.kv_blocks_free, stats.kv_blocks_total, "a block leaked");
@@ -65,7 +65,7 @@ fn a_hundred_turns_are_those_without_cache_and_drafts() {
             continue;
         }
         let mut plain = with(kv_dtype, Some(200 * block_bytes), None);
-        for (i, (prompt, answer)) in turns.iter().enumerate().filter(|(i, _)| i % 15 == 0 || *i + 2 >= turns.len()) {
+        for (i, (prompt, answer)) in all.iter().enumerate().filter(|(i, _)| i % 15 == 0 || *i + 2 >= all.len()) {
             let alone = GenerateRequest { cache_salt: i as u64 + 1, ..request(prompt, i / 2) };
             assert_eq!(run(&mut plain, &[alone])[0].ids(), *answer, "turn {} with {kv_dtype:?}", i / 2);
         }
