@@ -18,7 +18,8 @@ use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{SIDE_STREAMS, matmul, plan_gemms};
 use pegainfer_kernels::sources::Family;
 use pegainfer_runtime::{
-    Bounds, ConfigError, ConfigFile, ExpertLayers, LoadError, LoadOptions, Model, ModelInfo, Parts, Pass, PassKind,
+    Bounds, ConfigError, ConfigFile, ExpertLayers, KeptTensors, LoadError, LoadOptions, Model, ModelInfo, Parts, Pass,
+    PassKind,
 };
 
 /// The DeepSeek-V4 engine.
@@ -99,6 +100,10 @@ impl Model for DeepSeekV4 {
 
     fn cache(parts: Parts<'_, Self>, bounds: &Bounds, blocks: usize) -> Result<Cache, LoadError> {
         Cache::new(parts.exec, parts.config, bounds, blocks)
+    }
+
+    fn kept_tensors(cache: &mut Cache) -> Option<KeptTensors<'_>> {
+        Some(cache.kept_tensors())
     }
 
     fn state(_config: &RankConfig, bounds: &Bounds) -> StateSlots {

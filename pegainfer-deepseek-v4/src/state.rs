@@ -17,7 +17,7 @@ use crate::rotations::Rotations;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, CompressorSpec, CompressorState, RingTable};
-use pegainfer_runtime::{Bounds, LoadError, hash_rows};
+use pegainfer_runtime::{Bounds, KeptTensors, LoadError, hash_rows};
 
 /// Entries of one compressor, and its part of the slots.
 #[derive(Debug)]
@@ -76,6 +76,19 @@ impl Cache {
     pub(crate) fn fill_slots(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
         let slots: Vec<u32> = step.state.iter().map(|segment| segment.to).collect();
         exec.fill_rows(&mut self.slots, &slots)
+    }
+
+    /// What a sequence continues from: pages, and slots.
+    pub(crate) fn kept_tensors(&mut self) -> KeptTensors<'_> {
+        let mut kept = KeptTensors::default();
+        for LayerState { window, compressed, index } in &mut self.layers {
+            kept.states.push(window);
+            for Compressed { entries, partial } in compressed.iter_mut().chain(index) {
+                kept.blocks.push(entries);
+                kept.states.extend([&mut partial.values, &mut partial.scores]);
+            }
+        }
+        kept
     }
 
     /// Keys of a slot of the layers that draft.

@@ -79,11 +79,11 @@ pub struct EngineArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
     /// Host memory for copies of KV blocks, in GiB or with a unit such as 512M: prompts that the KV cache has evicted
-    /// are loaded from there (docs/operations/kv-tiers.md). Qwen3 and Qwen3.5
+    /// are loaded from there (docs/operations/kv-tiers.md)
     #[arg(long, value_name = "GIB", value_parser = parse_gib)]
     pub kv_offloading_size: Option<u64>,
     /// File for more copies of KV blocks, which the next start finds again, and its size, such as /nvme/kv:200G; needs
-    /// --kv-offloading-size. Qwen3 and Qwen3.5
+    /// --kv-offloading-size
     #[arg(long, value_name = "FILE:GIB", value_parser = parse_kv_disk)]
     pub kv_disk: Option<(PathBuf, u64)>,
     /// Qwen3.5 and DeepSeek-V4: memory for snapshots of state, which their prefix cache needs; 0 switches that cache off

@@ -17,4 +17,5 @@ mod soak;
 mod stored;
 #[path = "../support/mod.rs"]
 mod support;
+mod tiers;
 mod verify_steps;
