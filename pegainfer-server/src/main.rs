@@ -81,8 +81,7 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Pull(args) => pull::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Bench(args) => {
-            let engine = &args.workload.common().engine;
-            start_logging(engine)?;
+            start_logging(args.command.engine())?;
             bench::run(&args, &InProcess)
         }
         Command::Eval(args) => {

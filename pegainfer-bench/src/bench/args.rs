@@ -1,4 +1,4 @@
-//! Flags of `pegainfer bench`.
+//! Flags of the workloads of `pegainfer bench`.
 
 use super::sampling::Sampling;
 use clap::{Args, Subcommand};
@@ -8,14 +8,6 @@ use std::path::PathBuf;
 
 /// Default number of requests per client of a closed loop.
 pub const PER_CLIENT: NonZeroUsize = NonZeroUsize::MIN.saturating_add(1);
-
-/// Flags of `bench`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchArgs {
-    /// Workload to measure.
-    #[command(subcommand)]
-    pub workload: Workload,
-}
 
 /// Workload to measure.
 #[derive(Debug, Clone, Subcommand)]

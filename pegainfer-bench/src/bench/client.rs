@@ -16,6 +16,12 @@ pub enum Target {
     Http(Api),
 }
 
+/// A salt of the prefix cache that no other run has.
+pub fn random_salt() -> Result<u64> {
+    let salt = getrandom::u64().map_err(|e| anyhow::anyhow!("the operating system gives no random numbers: {e}"))?;
+    Ok(salt.max(1))
+}
+
 /// A client of the target.
 pub struct Client {
     target: Target,
@@ -26,9 +32,7 @@ pub struct Client {
 impl Client {
     /// A client whose requests share prefixes only among themselves.
     pub fn new(target: Target) -> Result<Self> {
-        let salt =
-            getrandom::u64().map_err(|e| anyhow::anyhow!("the operating system gives no random numbers: {e}"))?;
-        Ok(Self { target, salt: salt.max(1) })
+        Ok(Self { target, salt: random_salt()? })
     }
 
     /// Generates `output_len` tokens, greedily and ignoring EOS unless `fields` say otherwise, which are for HTTP.

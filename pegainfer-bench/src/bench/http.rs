@@ -1,4 +1,5 @@
-//! A low-latency client of `/v1/completions`: HTTP/1.1 and server-sent events, one connection per request.
+//! A low-latency client of an OpenAI-compatible server: HTTP/1.1 and server-sent events, one connection per request.
+//! [`Api::complete`] asks `/v1/completions`; [`chat`](super::chat) asks `/v1/chat/completions`.
 
 use super::sampling::Fields;
 use super::stats::Completion;
@@ -11,7 +12,7 @@ use hyper::client::conn::http1;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,24 +47,48 @@ struct Status {
     text: String,
 }
 
-/// The fields of a chunk that are used.
+/// The fields of a chunk that are used; `C` has those of a choice.
 #[derive(Deserialize)]
-struct Chunk {
-    #[serde(default)]
-    choices: Vec<IgnoredAny>,
+#[serde(bound = "C: DeserializeOwned")]
+struct Chunk<C> {
+    #[serde(default = "Vec::new")]
+    choices: Vec<C>,
     usage: Option<Usage>,
     error: Option<Value>,
 }
 
-#[derive(Deserialize)]
-struct Usage {
-    completion_tokens: usize,
+/// Token counts of the server.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Usage {
+    /// Number of prompt tokens, if the server says.
+    pub(super) prompt_tokens: Option<usize>,
+    /// Number of generated tokens.
+    pub(super) completion_tokens: usize,
     prompt_tokens_details: Option<PromptDetails>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 struct PromptDetails {
     cached_tokens: Option<usize>,
+}
+
+impl Usage {
+    /// Number of prompt tokens found in the prefix cache, if the server says.
+    pub(super) fn cached_tokens(&self) -> Option<usize> {
+        self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens)
+    }
+}
+
+/// Times and token counts of a stream.
+pub(super) struct Streamed {
+    /// Time just before the request was sent.
+    pub(super) start: Instant,
+    /// Arrival times of the events with a token, since `start`.
+    pub(super) stamps: Vec<Duration>,
+    /// Time from `start` to the end of the stream.
+    pub(super) end: Duration,
+    /// Token counts, if the server reports them.
+    pub(super) usage: Option<Usage>,
 }
 
 #[derive(Deserialize)]
@@ -132,24 +157,55 @@ impl Api {
         self.model.max_model_len
     }
 
-    /// Completes one prompt, greedily and ignoring EOS unless `fields` say otherwise. `salt` keeps the prompts of other runs
-    /// out of the prefix cache. A server that refuses ignore_eos or the salt is asked again without it; what is returned
-    /// is of the last attempt.
+    /// Name of the measured model.
+    pub fn model(&self) -> &str {
+        &self.model.id
+    }
+
+    /// True unless the server has refused `field`, one of the fields that may be left out.
+    pub fn takes(&self, field: &str) -> bool {
+        let mut optional = OPTIONAL.iter().zip(&self.refused);
+        !optional.any(|(name, refused)| *name == field && refused.load(Ordering::Relaxed))
+    }
+
+    /// Completes one prompt, greedily and ignoring EOS unless `fields` say otherwise. `salt` keeps the prompts of other
+    /// runs out of the prefix cache.
     pub async fn complete(&self, prompt: &[u32], max_tokens: usize, salt: u64, fields: &Fields) -> Result<Completion> {
-        let mut body = json!({
-            "model": self.model.id, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
+        let body = json!({"prompt": prompt});
+        let any = |_: IgnoredAny| true;
+        let streamed = self.generate("/v1/completions", body, (max_tokens, salt, fields), any).await?;
+        let Streamed { start, stamps, usage, .. } = streamed;
+        ensure!(!stamps.is_empty(), "the stream had no token");
+        let cached = usage.as_ref().and_then(Usage::cached_tokens).unwrap_or(0);
+        let tokens = usage.map_or(stamps.len(), |u| u.completion_tokens);
+        Ok(Completion { start, stamps, prompt: prompt.len(), asked: max_tokens, tokens, cached })
+    }
+
+    /// Streams the answer to `body`, a prompt to which the other fields are added. `on_choice` gets each streamed choice
+    /// and returns true if it has a token. A server that refuses ignore_eos or the salt is asked again without it.
+    pub(super) async fn generate<C: DeserializeOwned>(
+        &self,
+        path: &str,
+        mut body: Value,
+        (max_tokens, salt, fields): (usize, u64, &Fields),
+        mut on_choice: impl FnMut(C) -> bool,
+    ) -> Result<Streamed> {
+        let common = json!({
+            "model": self.model.id, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
             "stream": true, "stream_options": {"include_usage": true}, "cache_salt": format!("{salt:016x}"),
         });
+        common.as_object().into_iter().flatten().for_each(|(name, value)| body[name.as_str()] = value.clone());
         fields.iter().for_each(|(name, value)| body[name.as_str()] = value.clone());
         loop {
             self.leave_out(&mut body);
-            let completion = match tokio::time::timeout(TIMEOUT, self.stream(body.to_string())).await {
-                Ok(completion) => completion,
+            let attempt = self.stream(path, body.to_string(), &mut on_choice);
+            let streamed = match tokio::time::timeout(TIMEOUT, attempt).await {
+                Ok(streamed) => streamed,
                 Err(_) => bail!("no end of the stream after {} s", TIMEOUT.as_secs()),
             };
-            match completion {
+            match streamed {
                 Err(error) if self.learn(&body, &error) => {}
-                completion => return completion.map(|it| Completion { prompt: prompt.len(), asked: max_tokens, ..it }),
+                streamed => return streamed,
             }
         }
     }
@@ -176,7 +232,12 @@ impl Api {
         true
     }
 
-    async fn stream(&self, body: String) -> Result<Completion> {
+    async fn stream<C: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: String,
+        on_choice: &mut impl FnMut(C) -> bool,
+    ) -> Result<Streamed> {
         let start = Instant::now();
         let (mut stamps, mut usage) = (Vec::new(), None);
         let read = async |body: Incoming| {
@@ -188,22 +249,19 @@ impl Api {
                 if data == "[DONE]" {
                     return Ok(());
                 }
-                let chunk: Chunk = serde_json::from_str(data).context("an event of the stream is not a chunk")?;
+                let chunk: Chunk<C> = serde_json::from_str(data).context("an event of the stream is not a chunk")?;
                 if let Some(error) = chunk.error {
                     bail!("the server sent an error: {error}");
                 }
-                if !chunk.choices.is_empty() {
+                let tokens = chunk.choices.into_iter().filter_map(|choice| on_choice(choice).then_some(())).count();
+                if tokens > 0 {
                     stamps.push(now);
                 }
                 usage = chunk.usage.or(usage.take());
             }
         };
-        self.send("POST", "/v1/completions", body, read).await?;
-        ensure!(!stamps.is_empty(), "the stream had no token");
-        let details = usage.as_ref().and_then(|u: &Usage| u.prompt_tokens_details.as_ref());
-        let cached = details.and_then(|d| d.cached_tokens).unwrap_or(0);
-        let tokens = usage.map_or(stamps.len(), |u| u.completion_tokens);
-        Ok(Completion { start, stamps, prompt: 0, asked: 0, tokens, cached })
+        self.send("POST", path, body, read).await?;
+        Ok(Streamed { start, stamps, end: start.elapsed(), usage })
     }
 
     /// Sends a request and reads the body of the response; the status must be 200. The task that reads also drives the

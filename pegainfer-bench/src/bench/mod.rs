@@ -3,16 +3,21 @@
 //! # Layout
 //! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: arrivals and prompts of a trace.
 //!   [`sampling`]: sampling profiles.
-//! - [`client`]: the target: this process's engine, or a server through [`http`].
+//! - [`client`]: the target: this process's engine, or a server through [`http`]. [`target`] starts it.
 //! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the
 //!   recorded ops of a step and the [`peaks`] of the device.
-//! - [`report`]: table, JSON, and a plot drawn by [`svg`].
+//! - [`report`]: table, JSON, and a plot drawn by [`svg`]. [`output`]: where they are written.
+//! - [`agents`]: multi-turn sessions, through [`chat`]. [`command`]: the choice between these and a workload.
 //!
 //! Every request of a run has its own random prompt, so only the workloads `prefix` and `replay` hit the prefix cache.
 
+pub mod agents;
 pub mod args;
+pub mod chat;
 pub mod client;
+pub mod command;
 pub mod http;
+pub mod output;
 pub mod peaks;
 pub mod percentiles;
 pub mod replay;
@@ -21,21 +26,21 @@ pub mod roofline;
 pub mod sampling;
 pub mod stats;
 pub mod svg;
+pub mod target;
 pub mod workload;
 
 use crate::in_process::Servers;
-use anyhow::{Context, Result, bail, ensure};
-use args::{BenchArgs, CommonArgs, Workload};
+use anyhow::{Context, Result, bail};
+use args::{CommonArgs, Workload};
 use client::{Client, Target};
-use http::Api;
+use command::{BenchArgs, BenchCommand};
+use output::{Output, create};
 use pegainfer_core::rng;
 use pegainfer_models::model_path::{self, ModelDir};
 use pegainfer_models::{detect, engine};
-use pegainfer_terminal::stdout::{print, print_exact};
 use replay::Replay;
 use report::{Report, Row};
 use roofline::Roofline;
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,26 +53,19 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the command.
 pub fn run(args: &BenchArgs, servers: &dyn Servers) -> Result<()> {
-    let workload = &args.workload;
+    let workload = match &args.command {
+        BenchCommand::Workload(workload) => workload,
+        BenchCommand::Agents(args) => return agents::run(args, servers),
+    };
     let common = workload.common();
     // Report a path that cannot be written before the measurement, not after it.
     let svg = common.svg.as_deref().map(create).transpose()?;
-    let to_stdout = common.json.as_deref().is_some_and(|path| path == "-");
-    let json = common.json.as_deref().filter(|_| !to_stdout).map(create).transpose()?;
+    let output = Output::open(common.json.as_deref())?;
     let report = bench(workload, servers)?;
     if let Some(mut file) = svg {
         file.write_all(report.svg(workload)?.as_bytes()).context("the plot cannot be written")?;
     }
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    if let Some(mut file) = json {
-        file.write_all(text.as_bytes()).context("the JSON cannot be written")?;
-    }
-    if to_stdout { print_exact(&text) } else { print(&report.table()) }
-}
-
-/// Creates a file of results.
-pub(crate) fn create(path: &Path) -> Result<File> {
-    File::create(path).with_context(|| format!("{} cannot be written", path.display()))
+    output.show(&report, &report.table())
 }
 
 /// Measures a workload.
@@ -153,23 +151,15 @@ fn open(
 ) -> Result<Target> {
     let common = workload.common();
     if let Some(url) = &common.url {
-        servers.raise_open_files();
-        return Ok(Target::Http(runtime.block_on(Api::connect(url))?));
+        return Ok(Target::Http(target::connect(url, (runtime, servers))?));
     }
     let max_concurrency = points.iter().map(|point| match point.arrivals {
         Arrivals::Closed { streams } => streams,
         Arrivals::Burst | Arrivals::Poisson { .. } | Arrivals::Trace { .. } => 1,
     });
-    let max_concurrency = max_concurrency.max().unwrap_or(1);
-    let engine = engine::load(dir, &common.engine)?.handle;
-    ensure!(
-        max_concurrency <= engine.limits().max_num_seqs * engine.engines().len(),
-        "a concurrency of {max_concurrency} needs --max-num-seqs {max_concurrency}: otherwise requests wait for each other"
-    );
+    let engine = target::load(dir, &common.engine, max_concurrency.max().unwrap_or(1))?;
     if !workload.needs_http() {
         return Ok(Target::Engine(engine));
     }
-    servers.raise_open_files();
-    let api = runtime.block_on(async { Api::connect(&format!("http://{}", servers.serve(engine, dir)?)).await })?;
-    Ok(Target::Http(api))
+    Ok(Target::Http(target::serve(engine, dir, (runtime, servers))?))
 }

@@ -133,7 +133,8 @@ impl Row {
     }
 }
 
-fn plural(n: usize, what: &str) -> String {
+/// A number of things.
+pub fn plural(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
@@ -262,7 +263,7 @@ pub fn number(value: f64, decimals: usize) -> String {
 }
 
 /// Four digits, or a dash if nothing was measured.
-fn milliseconds(value: f64) -> String {
+pub fn milliseconds(value: f64) -> String {
     match value {
         v if v < 10.0 => number(v, 3),
         v if v < 100.0 => number(v, 2),

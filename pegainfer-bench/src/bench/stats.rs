@@ -45,12 +45,21 @@ pub struct Sample {
 }
 
 impl Sample {
-    fn ttft(&self) -> f64 {
+    /// Measurements of a completed request.
+    pub fn new(completion: &Completion) -> Self {
+        let Completion { start, prompt, asked, tokens, cached, .. } = *completion;
+        let stamps = &completion.stamps;
+        let (first, last) = (stamps.first().copied().unwrap_or_default(), stamps.last().copied().unwrap_or_default());
+        Self { start, first, last, prompt, asked, tokens, cached }
+    }
+
+    /// TTFT in milliseconds.
+    pub fn ttft(&self) -> f64 {
         milliseconds(self.first)
     }
 
     /// TPOT in milliseconds; `None` for a single token.
-    fn tpot(&self) -> Option<f64> {
+    pub fn tpot(&self) -> Option<f64> {
         (self.tokens > 1).then(|| milliseconds(self.last - self.first) / (self.tokens - 1) as f64)
     }
 }
@@ -67,10 +76,8 @@ pub struct Measurements {
 impl Measurements {
     /// Adds a completed request.
     pub fn add(&mut self, completion: Completion) {
-        let Completion { start, stamps, prompt, asked, tokens, cached } = completion;
-        stamps.windows(2).for_each(|pair| self.gaps.add(pair[1] - pair[0]));
-        let (first, last) = (stamps.first().copied().unwrap_or_default(), stamps.last().copied().unwrap_or_default());
-        self.samples.push(Sample { start, first, last, prompt, asked, tokens, cached });
+        completion.stamps.windows(2).for_each(|pair| self.gaps.add(pair[1] - pair[0]));
+        self.samples.push(Sample::new(&completion));
     }
 }
 

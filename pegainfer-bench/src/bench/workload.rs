@@ -205,12 +205,18 @@ pub fn delays(point: Point, seed: u64) -> Vec<Duration> {
     let Arrivals::Poisson { qps } = point.arrivals else { return Vec::new() };
     let mut at = 0.0;
     let next = |request: u64| {
-        // In (0, 1], so that its logarithm is finite. The prompts use the unmodified seed.
-        let uniform = (rng::below(rng::bits(!seed, request), 1 << 53) + 1) as f64 / (1u64 << 53) as f64;
-        at -= uniform.ln();
+        // The prompts use the unmodified seed.
+        at += exponential(!seed, request);
         scaled(Duration::from_secs_f64(at), qps)
     };
     (0..point.requests as u64).map(next).collect()
+}
+
+/// A random number of the exponential distribution with mean 1.
+pub fn exponential(seed: u64, position: u64) -> f64 {
+    // In (0, 1], so that its logarithm is finite.
+    let uniform = (rng::below(rng::bits(seed, position), 1 << 53) + 1) as f64 / (1u64 << 53) as f64;
+    -uniform.ln()
 }
 
 /// A time at `speed` times its rate, at most [`MAX_WAIT`].

@@ -26,7 +26,7 @@ pub mod users;
 pub mod workload;
 pub mod world;
 
-use crate::bench::create;
+use crate::bench::output::create;
 use crate::bench::stats::Figures;
 use crate::roofline;
 use crate::shipped;

@@ -44,7 +44,7 @@ pub use in_process::InProcess;
 use inspect::InspectArgs;
 use man::ManArgs;
 use models::ModelsArgs;
-use pegainfer_bench::bench::args::BenchArgs;
+use pegainfer_bench::bench::command::BenchArgs;
 use pegainfer_bench::eval::EvalArgs;
 use pegainfer_bench::fit::FitArgs;
 use pegainfer_bench::ledger::LedgerArgs;
@@ -188,6 +188,7 @@ impl Cli {
 mod tests {
     use super::*;
     use pegainfer_bench::bench::args::Workload;
+    use pegainfer_bench::bench::command::BenchCommand;
     use pegainfer_models::args::DeviceArg;
 
     fn parse(args: &[&str]) -> Result<Command, clap::Error> {
@@ -260,7 +261,7 @@ mod tests {
             let Command::Bench(bench) = parse(&[&["bench", "throughput"], &args[..]].concat()).unwrap() else {
                 panic!()
             };
-            let Workload::Throughput(flags) = bench.workload else { panic!() };
+            let BenchCommand::Workload(Workload::Throughput(flags)) = bench.command else { panic!() };
             assert_eq!((flags.concurrency[0].get(), flags.common.runs.get()), (3, 2));
         }
         let mut command = Cli::command();

@@ -10,6 +10,7 @@ use axum::{Json, Router};
 use clap::Parser;
 use pegainfer_bench::bench::args::Workload;
 use pegainfer_bench::bench::bench;
+use pegainfer_bench::bench::command::{BenchArgs, BenchCommand};
 use pegainfer_bench::bench::report::Report;
 use pegainfer_server::cli::{Cli, Command, InProcess};
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ const CPU: [&str; 6] = ["--device", "cpu", "--read-gbs", "10", "--peak-tflops", 
 
 fn workload(flags: &[&str]) -> Workload {
     match Cli::parse_from(["pegainfer", "bench"].iter().chain(flags).chain(&CPU)).into_command() {
-        Command::Bench(args) => args.workload,
+        Command::Bench(BenchArgs { command: BenchCommand::Workload(workload) }) => workload,
         _ => panic!("{flags:?} is not bench"),
     }
 }
@@ -32,10 +33,22 @@ fn trace(name: &str) -> String {
     format!("{}/../pegainfer-bench/tests/fixtures/traces/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A server that refuses unknown fields, as OpenAI's does, and generates two tokens per request. Returns its URL.
-fn strict_server() -> String {
+/// Serves `app` on a free port. Returns its URL.
+pub fn serve_app(app: Router) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            listener.set_nonblocking(true).unwrap();
+            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), app).await.unwrap();
+        });
+    });
+    format!("http://{address}")
+}
+
+/// A server that refuses unknown fields, as OpenAI's does, and generates two tokens per request. Returns its URL.
+fn strict_server() -> String {
     let completions = |Json(body): Json<Value>| async move {
         let unknown = ["cache_salt", "ignore_eos"].into_iter().find(|name| body.get(name).is_some());
         if let Some(name) = unknown {
@@ -47,15 +60,7 @@ fn strict_server() -> String {
         (StatusCode::OK, format!("{chunk}\n\n{chunk}\n\n{usage}\n\ndata: [DONE]\n\n"))
     };
     let models = || async { Json(json!({"data": [{"id": "m"}]})) };
-    let app = Router::new().route("/v1/completions", post(completions)).route("/v1/models", get(models));
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            listener.set_nonblocking(true).unwrap();
-            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), app).await.unwrap();
-        });
-    });
-    format!("http://{address}")
+    serve_app(Router::new().route("/v1/completions", post(completions)).route("/v1/models", get(models)))
 }
 
 /// Generated tokens and all tokens of every run of a row, computed from its rates.
