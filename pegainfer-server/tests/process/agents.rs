@@ -58,7 +58,7 @@ fn sessions_find_their_earlier_turns_and_their_subagents_the_system_prompt() {
 
 #[test]
 fn lengths_that_cannot_be_are_refused() {
-    let error = |flags: &[&str]| format!("{:#}", measured(&[&["--device", "cpu"], flags].concat()).err().unwrap());
+    let error = |flags: &[&str]| format!("{:#}", measured(&[&["--device", "cpu"][..], flags].concat()).err().unwrap());
     assert!(error(&[]).contains("context of 4096 tokens is too short: --grow-to and --answer-tokens need 20200"));
     assert!(error(&["--grow-to", "13000"]).contains("three turns after the system prompt need 14400 tokens"));
     let overhead = error(&[&SHORT[..], &["--system-tokens", "20"]].concat()[2..]);
@@ -86,30 +86,34 @@ fn refusal(body: &Value, takes_salt: bool) -> Option<&'static str> {
     None
 }
 
+/// The answer of [`wordy_server`]: tokens are words.
+fn wordy_answer(body: &Value, takes_salt: bool, is_new: bool) -> (StatusCode, String) {
+    if let Some(message) = refusal(body, takes_salt) {
+        return (StatusCode::BAD_REQUEST, json!({"error": {"message": message}}).to_string());
+    }
+    let text = body["messages"].to_string();
+    let word = text.split_once("code word is ").map_or("", |(_, rest)| rest.split('.').next().unwrap());
+    let answer = format!("It is {word}, {}", if is_new { "surely" } else { "perhaps" });
+    let prompt = text.split_whitespace().count();
+    let details = if takes_salt { json!({"cached_tokens": if is_new { 0 } else { prompt / 2 }}) } else { Value::Null };
+    let usage = json!({"prompt_tokens": prompt, "completion_tokens": 4, "prompt_tokens_details": details});
+    let events = [
+        json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
+        json!({"choices": [{"delta": {"content": answer}}]}),
+        json!({"choices": [{"delta": {}, "finish_reason": "length"}]}),
+        json!({"choices": [], "usage": usage}),
+    ];
+    let events: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
+    (StatusCode::OK, events + "data: [DONE]\n\n")
+}
+
 /// A server whose tokens are words. It knows the code word, and ends its answers differently if the salt is new: a bug
 /// of its prefix cache.
 fn wordy_server(takes_salt: bool) -> String {
     let salts: Arc<Mutex<HashSet<String>>> = Arc::default();
-    let chat = move |Json(body): Json<Value>| async move {
-        if let Some(message) = refusal(&body, takes_salt) {
-            return (StatusCode::BAD_REQUEST, json!({"error": {"message": message}}).to_string());
-        }
-        let text = body["messages"].to_string();
-        let word = text.split_once("code word is ").map_or("", |(_, rest)| rest.split('.').next().unwrap());
+    let chat = move |Json(body): Json<Value>| {
         let is_new = salts.lock().unwrap().insert(body["cache_salt"].to_string());
-        let answer = format!("It is {word}, {}", if is_new { "surely" } else { "perhaps" });
-        let prompt = text.split_whitespace().count();
-        let details =
-            if takes_salt { json!({"cached_tokens": if is_new { 0 } else { prompt / 2 }}) } else { Value::Null };
-        let usage = json!({"prompt_tokens": prompt, "completion_tokens": 4, "prompt_tokens_details": details});
-        let events = [
-            json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
-            json!({"choices": [{"delta": {"content": answer}}]}),
-            json!({"choices": [{"delta": {}, "finish_reason": "length"}]}),
-            json!({"choices": [], "usage": usage}),
-        ];
-        let events: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
-        (StatusCode::OK, events + "data: [DONE]\n\n")
+        std::future::ready(wordy_answer(&body, takes_salt, is_new))
     };
     let models = || async { Json(json!({"data": [{"id": "wordy"}]})) };
     serve_app(Router::new().route("/v1/chat/completions", post(chat)).route("/v1/models", get(models)))

@@ -10,7 +10,9 @@ pub struct Lengths {
     pub tokens_per_word: f64,
     /// Words of the system prompt after its tool definitions.
     pub system: usize,
-    /// Words of a task or a tool result.
+    /// Words of a task.
+    pub task: usize,
+    /// Words of a tool result.
     pub turn: usize,
 }
 
@@ -43,6 +45,7 @@ impl Lengths {
             "--turn-tokens {turn_tokens} is too short: an empty tool result has {turn} tokens"
         );
         let words = |tokens: usize| (tokens as f64 / tokens_per_word).round() as usize;
-        Ok(Self { tokens_per_word, system: words(system_tokens - system), turn: words(turn_tokens - turn) })
+        let (system, task) = (words(system_tokens - system), words(turn_tokens));
+        Ok(Self { tokens_per_word, system, task, turn: words(turn_tokens - turn) })
     }
 }

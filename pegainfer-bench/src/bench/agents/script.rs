@@ -105,15 +105,15 @@ impl Script {
                 "Which release code word does the first tool result name? Answer with that word.".into(),
             )];
         }
-        let text = words(seed, self.lengths.turn);
         if turn == 0 {
+            let text = words(seed, self.lengths.task);
             return vec![user(format!("Task {seed:016x}: do what these notes ask for, with the tools.\n{text}"))];
         }
         let fact = match agent.subagent {
             None if turn == NEEDLE_TURN => format!("The release code word is {}.\n", self.code_word(agent)),
             _ => String::new(),
         };
-        let result = format!("Result {seed:016x}:\n{fact}{text}");
+        let result = format!("Result {seed:016x}:\n{fact}{}", words(seed, self.lengths.turn));
         if calls.is_empty() {
             return vec![user(result)];
         }
@@ -211,6 +211,8 @@ mod tests {
         assert!(count(&script.system(MAIN)).abs_diff(9280) < 20, "{}", count(&script.system(MAIN)));
         let turn = count(&script.messages(MAIN, 2, &[])[0]);
         assert!(turn.abs_diff(760) < 20, "{turn}");
+        let task = count(&script.messages(MAIN, 0, &[])[0]);
+        assert!(task.abs_diff(800) < 20, "{task}");
         // From 12,000 to 19,200 tokens: six turns of 1,200, then the question.
         assert_eq!((script.turns(), script.subagents_after()), (7, 2));
         let error = |flags: &[&str]| turns(&args(flags)).unwrap_err().to_string();

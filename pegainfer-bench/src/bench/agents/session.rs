@@ -103,7 +103,7 @@ impl Run {
 
 /// Prompt tokens of a system message without words and `turns` turns of `words` words.
 async fn probe(api: &Api, chat: &Chat, args: &AgentsArgs, (words, turns): (usize, usize)) -> Result<usize> {
-    let script = Script::new(args, Lengths { tokens_per_word: 1.0, system: 0, turn: words })?;
+    let script = Script::new(args, Lengths { tokens_per_word: 1.0, system: 0, task: words, turn: words })?;
     // No session has this number, so none finds these texts in the prefix cache.
     let messages = script.silent(Agent { session: usize::MAX, subagent: Some(0) }, turns);
     let salt = rng::bits(chat.salt, u64::MAX).max(1);
