@@ -1,7 +1,7 @@
 //! Flags of the workloads of `pegainfer bench`.
 
 use super::sampling::Sampling;
-use clap::{Args, Subcommand};
+use clap::{Arg, Args, Subcommand, ValueEnum};
 use pegainfer_models::args::EngineArgs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -23,6 +23,14 @@ pub enum Workload {
     /// The requests of a trace at its own times, over HTTP with streamed responses, to a server in this process or at
     /// --url
     Replay(ReplayArgs),
+    /// The cells of a public benchmark as a closed loop over HTTP, to a server in this process or at --url
+    #[command(mut_arg("runs", one_run))]
+    Cells(CellsArgs),
+}
+
+/// Default number of runs of the cells, which are long.
+fn one_run(runs: Arg) -> Arg {
+    runs.default_value("1")
 }
 
 /// Flags of `bench latency`. Every prompt length is measured with every output length.
@@ -124,6 +132,38 @@ pub struct ReplayArgs {
     pub requests: Option<NonZeroUsize>,
 }
 
+/// A public benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Benchmark {
+    /// 8,192 / 1,024 tokens at a concurrency of 1, 16, 64, 256 and 1,024
+    Sglang,
+    /// 1,000 / 1,000 tokens at 1, 2, 4 to 64, then 64 more at a time
+    ArtificialAnalysis,
+    /// 1,024 / 1,024, 1,024 / 8,192 and 8,192 / 1,024 tokens at 4, 8, 16, 32 and 64
+    #[value(name = "inferencex")]
+    InferenceX,
+}
+
+/// Flags of `bench cells`.
+#[derive(Debug, Clone, Args)]
+pub struct CellsArgs {
+    /// Flags of all workloads.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// Benchmark whose cells are measured
+    #[arg(value_enum)]
+    pub name: Benchmark,
+    /// Measure only the cells of these concurrencies [default: all]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub concurrency: Vec<NonZeroUsize>,
+    /// Measure only the cells up to this concurrency [default: 64 for artificial-analysis, otherwise all]
+    #[arg(long, value_name = "N")]
+    pub max_concurrency: Option<NonZeroUsize>,
+    /// Requests per run and concurrent client [default: 4 for sglang, otherwise 10; at least 8 in a cell]
+    #[arg(long, value_name = "N")]
+    pub requests: Option<NonZeroUsize>,
+}
+
 /// Flags of every workload.
 #[derive(Debug, Clone, Args)]
 pub struct CommonArgs {
@@ -163,6 +203,7 @@ impl Workload {
             Self::Serve(args) => &args.common,
             Self::Prefix(args) => &args.common,
             Self::Replay(args) => &args.common,
+            Self::Cells(args) => &args.common,
         }
     }
 
@@ -177,7 +218,7 @@ impl Workload {
     /// True if it is measured over HTTP.
     pub fn needs_http(&self) -> bool {
         let is_greedy = self.sampling().iter().all(|sampling| *sampling == Sampling::Greedy);
-        !is_greedy || matches!(self, Self::Serve(_) | Self::Replay(_))
+        !is_greedy || matches!(self, Self::Serve(_) | Self::Replay(_) | Self::Cells(_))
     }
 
     /// Name of the workload on the command line.
@@ -188,6 +229,7 @@ impl Workload {
             Self::Serve(_) => "serve",
             Self::Prefix(_) => "prefix",
             Self::Replay(_) => "replay",
+            Self::Cells(_) => "cells",
         }
     }
 }

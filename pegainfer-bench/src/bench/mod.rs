@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: arrivals and prompts of a trace.
-//!   [`sampling`]: sampling profiles.
+//!   [`sampling`]: sampling profiles. [`cells`]: lengths and concurrencies of public benchmarks.
 //! - [`client`]: the target: this process's engine, or a server through [`http`]. [`target`] starts it.
 //! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the
 //!   recorded ops of a step and the [`peaks`] of the device.
@@ -13,6 +13,8 @@
 
 pub mod agents;
 pub mod args;
+pub mod cells;
+pub mod cells_table;
 pub mod chat;
 pub mod client;
 pub mod command;
@@ -65,7 +67,7 @@ pub fn run(args: &BenchArgs, servers: &dyn Servers) -> Result<()> {
     if let Some(mut file) = svg {
         file.write_all(report.svg(workload)?.as_bytes()).context("the plot cannot be written")?;
     }
-    output.show(&report, &report.table())
+    output.show(&report, &cells_table::table(&report).unwrap_or_else(|| report.table()))
 }
 
 /// Measures a workload.
@@ -74,6 +76,13 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
     let points = workload.points();
     let replay = match workload {
         Workload::Replay(args) => Some(Replay::read(args)?),
+        _ => None,
+    };
+    let cells = match workload {
+        Workload::Cells(args) => {
+            args.check()?;
+            Some(args.summary())
+        }
         _ => None,
     };
     let model_dir = model_dir(common)?;
@@ -125,7 +134,7 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
     };
     let (version, model) = (env!("CARGO_PKG_VERSION"), model_dir.to_string());
     let (workload, seed) = (workload.name(), common.seed);
-    Ok(Report { version, workload, model, target, device, seed, roofline, trace, rows })
+    Ok(Report { version, workload, model, target, device, seed, roofline, trace, cells, rows })
 }
 
 /// The model's directory. For a model served elsewhere, config.json is enough.

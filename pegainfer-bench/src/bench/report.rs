@@ -1,6 +1,7 @@
 //! Metrics as a table, as JSON and as a plot, each with its limit.
 
 use super::args::Workload;
+use super::cells::CellsSummary;
 use super::percentiles::Percentiles;
 use super::replay::TraceSummary;
 use super::roofline::{Limit, Limits, Roofline};
@@ -67,6 +68,9 @@ pub struct Report {
     /// Summary of the replayed trace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<TraceSummary>,
+    /// The public benchmark that the rows are cells of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cells: Option<CellsSummary>,
     /// Rows in the order of the sweep.
     pub rows: Vec<Row>,
 }
@@ -90,6 +94,11 @@ impl Row {
         let prompt_len = point.prompt_len as f64;
         let (name, line, x) = match workload {
             Workload::Latency(_) => ("concurrency 1".into(), format!("{} out", point.output_len), prompt_len),
+            Workload::Cells(_) => {
+                let line = format!("{} / {}", point.prompt_len, point.output_len);
+                let (name, _, x) = point.place();
+                (name, line, x)
+            }
             Workload::Prefix(_) if pass == 0 => ("cold".into(), "cold".into(), prompt_len),
             Workload::Prefix(_) => ("cached".into(), "cached".into(), prompt_len),
             _ => {
@@ -123,13 +132,18 @@ impl Row {
             number(median.output_tok_s, 1),
             percent(share.output_tok_s, limits.output_tok_s)
         );
-        if median.failed > 0 {
-            let _ = writeln!(out, "{:<width$} {} of {} failed", "", median.failed, median.failed + median.requests);
-        }
-        if median.stopped_early > 0 {
-            let (early, requests) = (median.stopped_early, median.requests);
-            let _ = writeln!(out, "{:<width$} {early} of {requests} stopped before their length", "");
-        }
+        write_problems(out, width, median);
+    }
+}
+
+/// Writes how many requests failed or ended early, if any, after `width` spaces.
+pub fn write_problems(out: &mut String, width: usize, figures: &Figures) {
+    let Figures { requests, failed, stopped_early: early, .. } = figures;
+    if *failed > 0 {
+        let _ = writeln!(out, "{:<width$} {failed} of {} failed", "", failed + requests);
+    }
+    if *early > 0 {
+        let _ = writeln!(out, "{:<width$} {early} of {requests} stopped before their length", "");
     }
 }
 
@@ -193,7 +207,9 @@ impl Report {
         let title = format!("pegainfer bench {}: {model}", self.workload);
         let panels = match workload {
             Workload::Latency(_) | Workload::Prefix(_) => [self.ttft("prompt tokens"), self.tpot("prompt tokens")],
-            Workload::Throughput(_) => [self.tpot("concurrent requests"), self.rate("concurrent requests")],
+            Workload::Throughput(_) | Workload::Cells(_) => {
+                [self.tpot("concurrent requests"), self.rate("concurrent requests")]
+            }
             Workload::Serve(_) => [self.tpot("requests per second"), self.rate("requests per second")],
             Workload::Replay(_) => [self.tpot("speed of the trace"), self.rate("speed of the trace")],
         };

@@ -1,6 +1,7 @@
 //! Workloads: send times and prompts of requests.
 
 use super::args::Workload;
+use super::cells::Cell;
 use super::client::Client;
 use super::sampling::Sampling;
 use super::stats::{Completion, Figures, Measurements};
@@ -100,6 +101,12 @@ impl Point {
     }
 }
 
+impl From<Cell> for Point {
+    fn from(Cell { prompt_len, output_len, streams, requests }: Cell) -> Self {
+        Self { arrivals: Arrivals::Closed { streams }, requests, prompt_len, output_len }
+    }
+}
+
 /// A rate as typed, or with an exponent if it has many digits.
 fn short(rate: f64) -> String {
     if (1e-4..1e9).contains(&rate) { rate.to_string() } else { format!("{rate:e}") }
@@ -146,6 +153,7 @@ impl Workload {
                 args.prompt_len.iter().map(point).collect()
             }
             Self::Replay(_) => Vec::new(),
+            Self::Cells(args) => args.cells().into_iter().map(Point::from).collect(),
         }
     }
 

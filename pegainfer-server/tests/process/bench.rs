@@ -15,16 +15,16 @@ use pegainfer_bench::bench::report::Report;
 use pegainfer_server::cli::{Cli, Command, InProcess};
 use serde_json::{Value, json};
 
-const CPU: [&str; 6] = ["--device", "cpu", "--read-gbs", "10", "--peak-tflops", "1"];
+pub const CPU: [&str; 6] = ["--device", "cpu", "--read-gbs", "10", "--peak-tflops", "1"];
 
-fn workload(flags: &[&str]) -> Workload {
+pub fn workload(flags: &[&str]) -> Workload {
     match Cli::parse_from(["pegainfer", "bench"].iter().chain(flags).chain(&CPU)).into_command() {
         Command::Bench(BenchArgs { command: BenchCommand::Workload(workload) }) => workload,
         _ => panic!("{flags:?} is not bench"),
     }
 }
 
-fn report(flags: &[&str]) -> Report {
+pub fn report(flags: &[&str]) -> Report {
     bench(&workload(flags), &InProcess).unwrap()
 }
 
@@ -48,7 +48,7 @@ pub fn serve_app(app: Router) -> String {
 }
 
 /// A server that refuses unknown fields, as OpenAI's does, and generates two tokens per request. Returns its URL.
-fn strict_server() -> String {
+pub fn strict_server() -> String {
     let completions = |Json(body): Json<Value>| async move {
         let unknown = ["cache_salt", "ignore_eos"].into_iter().find(|name| body.get(name).is_some());
         if let Some(name) = unknown {

@@ -6,6 +6,7 @@ mod agents;
 mod bench;
 mod binary;
 mod built_in_ledgers;
+mod cells;
 #[cfg(unix)]
 mod chat;
 mod command_line;
