@@ -176,15 +176,18 @@ fn cut(event: Event, blocks: usize) -> Vec<Event> {
         }
         Event::Stored(run) => {
             let size = run.tokens.len() / run.names.len();
-            let parents =
-                std::iter::once(run.parent).chain(run.names.chunks(blocks).map(|names| names.last().copied()));
-            let parts = run.names.chunks(blocks).zip(run.tokens.chunks(blocks * size)).zip(run.images.chunks(blocks));
-            let part = |(((names, tokens), images), parent): (((&[ContentName], &[u32]), &[BlockImages]), _)| {
-                let (medium, adapter) = (run.medium, run.adapter.clone());
-                let (names, tokens, images) = (names.to_vec(), tokens.to_vec(), images.to_vec());
-                Event::Stored(Run { medium, adapter, parent, names, tokens, images })
+            let part = |first: usize| {
+                let own = first..(first + blocks).min(run.names.len());
+                Event::Stored(Run {
+                    medium: run.medium,
+                    adapter: run.adapter.clone(),
+                    parent: first.checked_sub(1).map_or(run.parent, |before| Some(run.names[before])),
+                    names: run.names[own.clone()].to_vec(),
+                    tokens: run.tokens[own.start * size..own.end * size].to_vec(),
+                    images: run.images[own].to_vec(),
+                })
             };
-            parts.zip(parents).map(part).collect()
+            (0..run.names.len()).step_by(blocks).map(part).collect()
         }
     }
 }

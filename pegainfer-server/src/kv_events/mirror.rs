@@ -328,7 +328,7 @@ mod tests {
                 let names: Vec<u64> = (next..next + 1 + below(4)).collect();
                 next += names.len() as u64;
                 let tokens: Vec<u32> = names.iter().flat_map(|n| [*n as u32, 0]).collect();
-                let image = |n: &u64| if n % 3 == 0 { block_images(&[([*n as u8; 32], 1)]) } else { None };
+                let image = |n: &u64| if n.is_multiple_of(3) { block_images(&[([*n as u8; 32], 1)]) } else { None };
                 let images = names.iter().map(image).collect();
                 KvChange::Stored(StoredRun { medium, parent, images, ..stored(None, &names, &tokens) })
             } else if below(50) == 0 {
