@@ -214,7 +214,7 @@ mod tests {
         let mut long: Vec<Turn> = (0..20).map(|n| turn(None, n, None)).collect();
         long.extend((0..2).map(|n| turn(Some(1), n, None)));
         let rows = names(&long);
-        assert_eq!((rows.len(), &rows[1], &rows[7]), (9, &of("turns 2-4", 3), &of("sub-agent turn 1", 1)));
+        assert_eq!((rows.len(), &rows[1], &rows[8]), (10, &of("turns 2-4", 3), &of("sub-agent turn 1", 1)));
         assert_eq!(rows[6], of("turns 17-19", 3));
         assert_eq!(rows.iter().map(|(_, requests)| requests).sum::<usize>(), 22);
         assert!(names(&[]).is_empty());

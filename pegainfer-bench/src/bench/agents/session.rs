@@ -105,7 +105,7 @@ impl Run {
 async fn probe(api: &Api, chat: &Chat, args: &AgentsArgs, (words, turns): (usize, usize)) -> Result<usize> {
     let script = Script::new(args, Lengths { tokens_per_word: 1.0, system: 0, task: words, turn: words })?;
     // No session has this number, so none finds these texts in the prefix cache.
-    let messages = script.silent(Agent { session: usize::MAX, subagent: Some(0) }, turns);
+    let messages = script.silent(Agent { session: usize::MAX - 1, subagent: Some(0) }, turns);
     let salt = rng::bits(chat.salt, u64::MAX).max(1);
     Ok(api.chat(&messages, WARM_UP_TOKENS, salt, &chat.fields).await?.completion.prompt)
 }
