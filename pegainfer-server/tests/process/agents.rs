@@ -35,7 +35,7 @@ fn sessions_find_their_earlier_turns_and_their_subagents_the_system_prompt() {
     // Two sessions of six turns, each with two sub-agents of two turns.
     assert_eq!((report.session_turns, report.failed, report.turns.len()), (6, 0, 2 * 6 + 2 * 2 * 2));
     for turn in &report.turns {
-        assert_eq!((turn.output_tokens, turn.tpot_ms.is_some_and(|ms| ms > 0.0)), (10, true), "{turn:?}");
+        assert_eq!((turn.output_tokens, turn.tpot_ms.is_some()), (10, true), "{turn:?}");
         let expected = 2000 + 200 * turn.turn + 190;
         // The question at the end is short.
         let tolerance = if turn.turn == 5 { 300 } else { 25 * (turn.turn + 1) };

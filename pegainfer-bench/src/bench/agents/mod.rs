@@ -65,10 +65,11 @@ fn open(args: &AgentsArgs, (runtime, servers): (&Runtime, &dyn Servers)) -> Resu
     let api = match &args.url {
         Some(url) => target::connect(url, (runtime, servers))?,
         None => {
-            let dir = model_path::resolve(&args.engine)?.dir;
+            // The files of the model inside the executable exist as long as this.
+            let model = model_path::resolve(&args.engine)?;
             let max_concurrency = args.sessions.get() * args.subagents.max(1);
-            let engine = target::load(&dir, &args.engine, max_concurrency)?;
-            target::serve(engine, &dir, (runtime, servers))?
+            let engine = target::load(&model.dir, &args.engine, max_concurrency)?;
+            target::serve(engine, &model.dir, (runtime, servers))?
         }
     };
     let needed = args.grow_to.get() + args.answer_tokens.get();
