@@ -26,20 +26,21 @@ impl ImageHost {
         if let Some(network) = Network::parse(text.trim_matches(['[', ']'])) {
             return Ok(Self::Network(network));
         }
+        if text == "*" {
+            return Ok(Self::Any);
+        }
         let name = text.strip_prefix("*.").unwrap_or(&text);
         let is_label = |label: &str| {
             let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
             !label.is_empty() && label.bytes().all(is_valid)
         };
-        match name {
-            "*" => Ok(Self::Any),
-            name if !name.split('.').all(is_label) => Err(format!(
+        if !name.split('.').all(is_label) {
+            return Err(format!(
                 "{text} is not a host such as example.com or *.example.com, nor a network such as 10.0.0.0/8; leave out \
                  scheme, port and path"
-            )),
-            name if name.len() < text.len() => Ok(Self::Below(format!(".{name}"))),
-            _ => Ok(Self::Name(text)),
+            ));
         }
+        Ok(if name.len() < text.len() { Self::Below(format!(".{name}")) } else { Self::Name(text) })
     }
 }
 
