@@ -37,8 +37,8 @@ fn sessions_find_their_earlier_turns_and_their_subagents_the_system_prompt() {
     for turn in &report.turns {
         assert_eq!((turn.output_tokens, turn.tpot_ms.is_some()), (10, true), "{turn:?}");
         let expected = 2000 + 200 * turn.turn + 190;
-        // The question at the end is short.
-        let tolerance = if turn.turn == 5 { 300 } else { 25 * (turn.turn + 1) };
+        // The model's own calls have other lengths than those of the script, and the question at the end is short.
+        let tolerance = if turn.turn == 5 { 500 } else { 70 * (turn.turn + 1) };
         assert!(turn.prompt_tokens.abs_diff(expected) < tolerance, "{turn:?}");
         let recomputed = turn.recomputed().unwrap();
         if turn.turn > 0 {
