@@ -245,7 +245,7 @@ def schemathesis_openapi(client, _):
               "response_headers_conformance", "unsupported_method"]
     command = [Path(sys.executable).with_name("schemathesis"), "run", str(client.base_url.join("/openapi.json")),
                "--header", f"Authorization: Bearer {client.api_key}", "--checks", ",".join(checks), "--max-examples", "30",
-               "--seed", "1", "--request-timeout", "20", "--no-color"]
+               "--seed", "1", "--request-timeout", "60", "--no-color"]
     with tempfile.TemporaryDirectory() as directory:
         run = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, timeout=300)
     assert run.returncode == 0, run.stdout
