@@ -15,6 +15,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::rt::TokioExecutor;
 use pegainfer_images::ImageError;
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -221,10 +222,17 @@ fn no_response(host: &str, error: &(dyn std::error::Error + 'static)) -> FetchEr
     FetchError::Connection(host.to_owned())
 }
 
-/// All addresses of a host are private.
-#[derive(Debug, Error)]
-#[error("no public address")]
+/// All addresses of a host are private. [`FetchError::Address`] says so to the client.
+#[derive(Debug)]
 struct PrivateAddress;
+
+impl std::error::Error for PrivateAddress {}
+
+impl fmt::Display for PrivateAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no public address")
+    }
+}
 
 /// Resolves names to addresses that they may have.
 #[derive(Debug, Clone)]
