@@ -1,5 +1,5 @@
-//! Property of images in requests: any part gets success or a refusal that names it, never a 500. The prompt has one run
-//! of image tokens for each image, and all APIs count the same number of tokens.
+//! Property of images in requests: any part gets success or a refusal that names it, never a 500. The prompt has one
+//! run of image tokens for each image, and all APIs count the same number of tokens.
 
 use crate::images::{base64, seeds as files};
 use crate::server::{IMAGE_TOKEN, post_image, read_accepted};

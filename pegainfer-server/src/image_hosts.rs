@@ -36,8 +36,8 @@ impl ImageHost {
         };
         if !name.split('.').all(is_label) {
             return Err(format!(
-                "{text} is not a host such as example.com or *.example.com, nor a network such as 10.0.0.0/8; leave out \
-                 scheme, port and path"
+                "{text} is not a host such as example.com or *.example.com, nor a network such as 10.0.0.0/8; leave \
+                 out scheme, port and path"
             ));
         }
         Ok(if name.len() < text.len() { Self::Below(format!(".{name}")) } else { Self::Name(text) })

@@ -99,6 +99,14 @@ impl Deadline {
         Self { at: Instant::now() + limit, limit }
     }
 
+    /// The output of a future that ends before the deadline of its request, or else the deadline's error.
+    pub async fn bound<T>(deadline: Option<Self>, future: impl Future<Output = T>) -> Result<T, ApiError> {
+        match deadline {
+            Some(deadline) => tokio::time::timeout_at(deadline.at.into(), future).await.map_err(|_| deadline.error()),
+            None => Ok(future.await),
+        }
+    }
+
     /// The error for the client: a 504, or an event of a stream that has begun.
     pub fn error(&self) -> ApiError {
         let message = format!("the request was cancelled: it took longer than {} s", self.limit.as_secs_f64());

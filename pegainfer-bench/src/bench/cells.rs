@@ -32,7 +32,7 @@ pub struct Cell {
     pub requests: usize,
 }
 
-/// What a report says about its cells.
+/// Description of the cells in a report.
 #[derive(Debug, Clone, Serialize)]
 pub struct CellsSummary {
     /// Name of the benchmark.
@@ -112,7 +112,7 @@ impl CellsArgs {
         Ok(())
     }
 
-    /// What the report says about the cells.
+    /// Description of the cells for the report.
     pub fn summary(&self) -> CellsSummary {
         let is_inferencex = self.name == Benchmark::InferenceX;
         let golden = GOLDEN.iter().filter(|_| is_inferencex);

@@ -16,7 +16,8 @@ pub struct TierSizes {
     pub disk_rate: f64,
 }
 
-/// Transfers in flight. Each of the three links, to the host, to the device and to the file, carries one after the other.
+/// Transfers in flight. Each of the three links, to the host, to the device and to the file, carries one transfer at a
+/// time.
 #[derive(Debug, Clone)]
 pub struct Links {
     sizes: TierSizes,

@@ -1,5 +1,5 @@
-//! Pages that the KV pool evicted come back from host memory and from a file with the same bits, and so do the slots that a
-//! sequence continues from.
+//! Pages that the KV pool evicted come back from host memory and from a file with the same bits, and so do the slots that
+//! a sequence continues from.
 
 use crate::support::invariance::Alone;
 use crate::support::{LoadOptions, Target, best, engine, fixture, greedy, options, rank_counts, with_logprobs};

@@ -1,6 +1,6 @@
 //! Long conversations with the prefix cache, drafts of the model and FP8 KV, at the same time and in a pool that is too
-//! small: each turn gives the tokens that it gives without any of them. Engines of hybrid models have failed here: a turn
-//! that finds nothing, other text after a hit, corrupt text in a full pool.
+//! small: each turn gives the tokens that it gives without any of them. Engines of hybrid models have failed here: a
+//! turn that finds nothing, other text after a hit, corrupt text in a full pool.
 
 use crate::mtp_support::Checkpoint;
 use crate::support::speculation::by_model;

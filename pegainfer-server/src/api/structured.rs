@@ -7,6 +7,7 @@ use super::schema::structure::{
 };
 use super::schema::values::{Object, Text};
 use crate::error::{ApiError, truncate_for_error};
+use crate::lifecycle::Deadline;
 use crate::text_service::AccountedGrammar;
 use pegainfer_text::{GrammarError, GrammarSource};
 use serde_json::json;
@@ -62,13 +63,7 @@ impl Structured {
         context.hold.keep(prompt + source);
         let Some(Self { field, source }) = this else { return Ok(None) };
         let compiled = state.model.text.grammars.compile(context.tenant, source);
-        let compiled = match context.deadline {
-            Some(deadline) => {
-                let in_time = tokio::time::timeout_at(deadline.at.into(), compiled).await;
-                in_time.map_err(|_| deadline.error())?
-            }
-            None => compiled.await,
-        };
+        let compiled = Deadline::bound(context.deadline, compiled).await?;
         compiled.map(Some).map_err(|error| refusal(field, error))
     }
 }

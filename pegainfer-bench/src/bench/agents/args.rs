@@ -3,6 +3,7 @@
 use crate::bench::sampling::Fields;
 use clap::Args;
 use pegainfer_models::args::EngineArgs;
+use pegainfer_terminal::values::parse_seconds;
 use serde_json::Value;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -42,9 +43,9 @@ pub struct AgentsArgs {
     /// Number of sub-agents that each session starts halfway and waits for: two turns, the same system prompt
     #[arg(long, value_name = "N", default_value = "0")]
     pub subagents: usize,
-    /// Mean time between an answer and the next turn, exponentially distributed
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
-    pub think_time: Duration,
+    /// Mean time between an answer and the next turn, exponentially distributed [default: none]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub think_time: Option<Duration>,
     /// After the sessions, send the last turn of each one again without the prefix cache, and compare the answers
     #[arg(long)]
     pub verify: bool,
@@ -63,11 +64,6 @@ pub struct AgentsArgs {
     /// Also write the figures of every turn to a JSON file; - prints the JSON instead of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
-}
-
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| format!("{text:?} is not a number of seconds, 0 or above"))
 }
 
 fn parse_fields(text: &str) -> Result<Fields, String> {

@@ -7,7 +7,8 @@
 //! - [`report`]: table and JSON.
 //!
 //! A session is a system prompt with tool definitions, a task, tool results, and at the end the question for a code
-//! word in the first tool result. Answers are sent back as they came. If the model calls no tool, the script adds a call.
+//! word in the first tool result. Answers are sent back as they came. If the model calls no tool, the script adds a
+//! call.
 
 pub mod args;
 pub mod lengths;

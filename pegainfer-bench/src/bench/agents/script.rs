@@ -39,7 +39,14 @@ impl Script {
     pub fn new(args: &AgentsArgs, lengths: Lengths) -> Result<Self> {
         let (seed, turns) = (args.seed, turns(args)?);
         let (has_distinct_systems, has_text_tools) = (args.distinct_systems, args.text_tools);
-        Ok(Self { seed, lengths, turns, has_distinct_systems, has_text_tools, think_time: args.think_time })
+        Ok(Self {
+            seed,
+            lengths,
+            turns,
+            has_distinct_systems,
+            has_text_tools,
+            think_time: args.think_time.unwrap_or_default(),
+        })
     }
 
     /// The messages of `turns` turns of an agent that answers nothing.

@@ -51,8 +51,8 @@ impl ImageMemory {
         }
     }
 
-    /// Waits for the memory of `files` files that a request fetches, each of at most `max_bytes`. Returns how many bytes
-    /// all of them may have together.
+    /// Waits for the memory of `files` files that a request fetches, each of at most `max_bytes`. Returns the number of
+    /// bytes that all of them may have together.
     pub async fn files(&self, tenant: Tenant, files: usize, max_bytes: usize) -> Result<(Permits, usize), ApiError> {
         let bytes = (files as u64).saturating_mul(max_bytes as u64).min(self.file_bytes / 4);
         let permits = self.files.acquire(tenant, units(bytes)).await.map_err(|error| self.busy(error))?;

@@ -7,6 +7,7 @@ use crate::api::model_state::ModelState;
 use crate::api::state::encoder_error;
 use crate::error::ApiError;
 use crate::fair_queue::Permits;
+use crate::lifecycle::Deadline;
 use crate::text_service::{CancelCheck, ImageReader};
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::images::{Image, ImageSpan};
@@ -42,12 +43,7 @@ impl Pictures {
             state.model.engine.check(request).map_err(|error| ApiError::from_submit(error, images.field))?;
         }
         let decoded = Self::decode(images, reader, context, state);
-        let pictures = match context.deadline {
-            Some(deadline) => {
-                tokio::time::timeout_at(deadline.at.into(), decoded).await.map_err(|_| deadline.error())?
-            }
-            None => decoded.await,
-        }?;
+        let pictures = Deadline::bound(context.deadline, decoded).await??;
         requests.iter_mut().for_each(|request| request.images = pictures.spans.clone());
         Ok(pictures)
     }

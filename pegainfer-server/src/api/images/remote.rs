@@ -45,20 +45,12 @@ impl Sources {
             async move { (i, fetcher.fetch(url, &limits).await) }
         });
         let mut fetched = stream::iter(fetches).buffer_unordered(AT_ONCE);
-        while let Some((i, file)) = before(context.deadline, fetched.next()).await? {
+        while let Some((i, file)) = Deadline::bound(context.deadline, fetched.next()).await? {
             let (at, source) = &mut self.images[i];
             source.content = ImageContent::Fetched(file.map_err(|error| invalid(self.field, at, error))?);
         }
         permits.shrink(units(limits.taken.load(Ordering::Relaxed) as u64));
         self.permits = Some(permits);
         Ok(())
-    }
-}
-
-/// What a future returns before the deadline of its request.
-async fn before<T>(deadline: Option<Deadline>, future: impl Future<Output = T>) -> Result<T, ApiError> {
-    match deadline {
-        Some(deadline) => tokio::time::timeout_at(deadline.at.into(), future).await.map_err(|_| deadline.error()),
-        None => Ok(future.await),
     }
 }
