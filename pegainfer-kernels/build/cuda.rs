@@ -30,26 +30,43 @@ impl Source {
         self.directory.ends_with("csrc")
     }
 
-    fn image(&self, out: &Path) -> PathBuf {
-        out.join(format!("{}.fatbin", self.name))
-    }
-
-    /// Where the key of the image is kept.
-    fn key_path(&self, out: &Path) -> PathBuf {
-        out.join(format!("{}.key", self.name))
-    }
-
-    /// A hash of all that the image is made of: a source whose key is unchanged is not compiled again.
-    fn key(&self, flags: &[String], out: &Path) -> Result<String, String> {
+    /// The image's file in `images`, named by a hash of all that it is made of: the same image is not compiled again.
+    fn image(&self, compiler: &Compiler, out: &Path, images: &Path) -> Result<PathBuf, String> {
         let mut hasher = DefaultHasher::new();
-        flags.hash(&mut hasher);
+        (&compiler.version, &compiler.flags).hash(&mut hasher);
         let mut files = files_below(&self.directory, "cuh")?;
         files.extend([self.path.clone(), out.join("limits.h"), out.join(format!("abi/{}.h", self.name))]);
         // Generated sources have no list of arguments.
         for file in files.iter().filter(|file| file.exists()) {
             fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?.hash(&mut hasher);
         }
-        Ok(format!("{:016x}", hasher.finish()))
+        Ok(images.join(format!("{}-{:016x}.fatbin", self.name, hasher.finish())))
+    }
+}
+
+/// A compiler with its flags.
+struct Compiler {
+    nvcc: PathBuf,
+    version: Vec<u8>,
+    flags: Vec<String>,
+}
+
+impl Compiler {
+    fn new(nvcc: &Path, architectures: &[String]) -> Result<Self, String> {
+        let asked = Command::new(nvcc).arg("--version").output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
+        let flags = ["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xfatbin=-compress-all"].map(str::to_owned);
+        let code = architectures.iter().map(|sm| format!("-gencode=arch=compute_{sm},code=sm_{sm}"));
+        Ok(Self { nvcc: nvcc.to_owned(), version: asked.stdout, flags: flags.into_iter().chain(code).collect() })
+    }
+
+    /// Starts to compile `source` to a file of `out`.
+    fn start(&self, source: &Source, out: &Path) -> Result<(Child, PathBuf), String> {
+        let image = out.join(format!("{}.fatbin", source.name));
+        let mut command = Command::new(&self.nvcc);
+        // ptxas reports the entry points.
+        command.args(&self.flags).arg("-Xptxas=-v").arg("-I").arg(out).arg("-I").arg(&source.directory);
+        command.arg(&source.path).arg("-o").arg(&image).stderr(Stdio::piped());
+        Ok((command.spawn().map_err(|e| format!("{}: {e}", self.nvcc.display()))?, image))
     }
 }
 
@@ -160,35 +177,24 @@ fn target(capability: &str) -> Option<String> {
     })
 }
 
-/// Compiles every source, as many at a time as there are cores. Those of csrc/ include `abi/IMAGE.h`, and their kernels must
-/// be the ones that [`abi`] lists.
-pub fn compile(nvcc: &Path, architectures: &[String], sources: &[Source], out: &Path) -> Result<(), String> {
-    let flags: Vec<String> =
-        architectures.iter().map(|sm| format!("-gencode=arch=compute_{sm},code=sm_{sm}")).collect();
+/// Compiles every source, as many at a time as there are cores; their images, in order. Those of csrc/ include
+/// `abi/IMAGE.h`, and their kernels must be the ones that [`abi`] lists.
+pub fn compile(nvcc: &Path, architectures: &[String], sources: &[Source], out: &Path) -> Result<Vec<PathBuf>, String> {
+    let compiler = Compiler::new(nvcc, architectures)?;
     abi::write_limits(out)?;
     for source in sources.iter().filter(|source| source.is_listed()) {
         abi::write_header(&source.name, out)?;
     }
-    let mut changed = Vec::new();
-    for source in sources {
-        let key = source.key(&flags, out)?;
-        let is_built = fs::read_to_string(source.key_path(out)).is_ok_and(|built| built == key);
-        if !is_built || !source.image(out).exists() {
-            changed.push((source, key));
-        }
-    }
+    // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out. Lints, tests and all profiles embed the same images.
+    let folder = out.ancestors().nth(4).unwrap_or(out).join("cuda-images");
+    fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let images: Vec<PathBuf> =
+        sources.iter().map(|source| source.image(&compiler, out, &folder)).collect::<Result<_, _>>()?;
+    let missing: Vec<_> = sources.iter().zip(&images).filter(|(_, image)| !image.exists()).collect();
     let parallel = std::thread::available_parallelism().map_or(1, usize::from);
-    for group in changed.chunks(parallel) {
-        let start = |(source, _): &(&Source, String)| -> Result<Child, String> {
-            let mut command = Command::new(nvcc);
-            command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xfatbin=-compress-all"]).args(&flags);
-            // ptxas reports the entry points.
-            command.arg("-Xptxas=-v").arg("-I").arg(out).arg("-I").arg(&source.directory);
-            command.arg(&source.path).arg("-o").arg(source.image(out)).stderr(Stdio::piped());
-            command.spawn().map_err(|e| format!("{}: {e}", nvcc.display()))
-        };
-        let running: Vec<_> = group.iter().map(start).collect::<Result<_, _>>()?;
-        for (child, (source, key)) in running.into_iter().zip(group) {
+    for group in missing.chunks(parallel) {
+        let running: Vec<_> = group.iter().map(|(source, _)| compiler.start(source, out)).collect::<Result<_, _>>()?;
+        for ((child, built), (source, image)) in running.into_iter().zip(group) {
             let output = child.wait_with_output().map_err(|e| format!("nvcc: {e}"))?;
             let log = String::from_utf8_lossy(&output.stderr);
             log.lines().filter(|line| !abi::is_report(line)).for_each(|line| eprintln!("{line}"));
@@ -199,20 +205,21 @@ pub fn compile(nvcc: &Path, architectures: &[String], sources: &[Source], out: &
             if source.is_listed() {
                 abi::check_entries(&source.name, &log)?;
             }
-            fs::write(source.key_path(out), key).map_err(|e| format!("{}: {e}", out.display()))?;
+            // Whole or not at all: other builds look for it.
+            fs::rename(&built, image).map_err(|e| format!("{}: {e}", image.display()))?;
         }
     }
-    Ok(())
+    Ok(images)
 }
 
 /// One static `Image` a source. The driver wants fat binaries aligned; `include_bytes!` alone is not.
-pub fn images(sources: &[Source], out: &Path, built: bool) -> String {
-    let mut text = format!("/// Whether this build has GPU code.\npub const BUILT: bool = {built};\n");
+pub fn images(sources: &[Source], built: Option<&[PathBuf]>) -> String {
+    let mut text = format!("/// Whether this build has GPU code.\npub const BUILT: bool = {};\n", built.is_some());
     let mut names = Vec::new();
-    for source in sources {
+    for (place, source) in sources.iter().enumerate() {
         let bytes = match built {
-            true => format!("&Aligned(*include_bytes!({:?})).0", source.image(out)),
-            false => "&[]".to_owned(),
+            Some(images) => format!("&Aligned(*include_bytes!({:?})).0", images[place]),
+            None => "&[]".to_owned(),
         };
         let path = source.path.strip_prefix(source.directory.parent().unwrap_or(Path::new(""))).unwrap_or(&source.path);
         let (path, name, capitals) = (path.display(), &source.name, source.name.to_uppercase());

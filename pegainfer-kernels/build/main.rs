@@ -31,11 +31,12 @@ fn build() -> Result<(), String> {
     let nvcc = cuda::nvcc(&root)?;
     let sources = cuda::sources(&root)?;
     let architectures = nvcc.as_deref().map(cuda::architectures).transpose()?;
-    if let (Some(nvcc), Some(architectures)) = (&nvcc, &architectures) {
-        cuda::compile(nvcc, architectures, &sources, &out)?;
-    }
+    let built = match (&nvcc, &architectures) {
+        (Some(nvcc), Some(architectures)) => Some(cuda::compile(nvcc, architectures, &sources, &out)?),
+        _ => None,
+    };
     #[allow(unused_mut, reason = "the feature adds to it")]
-    let mut images = cuda::images(&sources, &out, nvcc.is_some());
+    let mut images = cuda::images(&sources, built.as_deref());
     #[cfg(feature = "triton")]
     if let (Some(nvcc), Some(architectures)) = (&nvcc, &architectures) {
         images += &triton::build(nvcc, architectures, &root, &out)?;
