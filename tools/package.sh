@@ -2,34 +2,30 @@
 # Builds a release archive for x86-64 Linux in target/package: one binary with the bundled model inside, shell completions,
 # man pages, the files of tools/deploy, the licences of all crates in the binary and an SBOM. SHA256SUMS is written to the same folder.
 #
-#   tools/package.sh [--cpu] [--quick]
+#   tools/package.sh [--cpu | --binary FILE]
 #
 #   --cpu     without CUDA kernels; otherwise those for PEGAINFER_CUDA_SM [default: 80,86,89,90a,100,110,120] are inside, and the
 #             binary looks for the driver when it starts, so that it also runs without one
-#   --quick   takes what `cargo build --release` made, for the glibc of this machine; otherwise profile dist, for glibc 2.28
-#             (Debian 10, RHEL 8, Ubuntu 20.04 and newer), linked by zig from two pinned wheels
+#   --binary  packs a binary that was built before, with kernels; it may need this machine's glibc
 #
+# A binary that is built here needs glibc 2.28 (Debian 10, RHEL 8, Ubuntu 20.04 and newer) and is linked by zig from two pinned wheels.
 # With kernels for six kinds of GPU the binary has 45 MB and the archive 28 MB, after 12 min of processor time.
 # tools/package-test tries the archive.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-cuda=required quick='' kind=cuda
-for argument in "$@"; do
-    case $argument in
-    --cpu) cuda=off kind=cpu ;;
-    --quick) quick=1 ;;
-    *) echo "error: $argument is neither --cpu nor --quick" >&2 && exit 2 ;;
-    esac
-done
+cuda=required kind=cuda built=
+case $* in
+"") ;;
+--cpu) cuda=off kind=cpu ;;
+"--binary "?*) built=$2 ;;
+*) echo "error: the arguments $* are neither --cpu nor --binary FILE" >&2 && exit 2 ;;
+esac
 started=$SECONDS
 export PEGAINFER_CUDA=$cuda PEGAINFER_CUDA_SM=${PEGAINFER_CUDA_SM:-80,86,89,90a,100,110,120}
 target=x86_64-unknown-linux-gnu
 
-if [[ $quick ]]; then
-    cargo build --release --locked -p pegainfer-server
-    built=target/release/pegainfer
-else
+if [[ -z $built ]]; then
     tools=target/package-tools
     [[ -x $tools/bin/cargo-zigbuild ]] || python3 -m venv "$tools"
     "$tools/bin/pip" -q install --disable-pip-version-check ziglang==0.15.2 cargo-zigbuild==0.24.0
