@@ -2,6 +2,7 @@
 //! that get requests in turn. The engines are Qwen3-4B on an H200, by the ledger inside this program.
 
 use super::simulation::Simulation;
+use super::tiers::TierSizes;
 use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
 use crate::shipped::{self, ShippedArgs};
 use pegainfer_core::rng;
@@ -34,12 +35,21 @@ fn prompt(seed: u64, session: usize, turn: usize) -> Vec<u32> {
     prompt
 }
 
+fn simulation() -> Simulation {
+    let flags = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
+    Simulation::new(&shipped::read(None, &flags).unwrap()).unwrap()
+}
+
 /// Runs the sessions on engines that share [`KV_TOKENS`]. The sessions begin within `begin`.
 fn run(engines: usize, round_robin: bool, begin: Duration, seed: u64) -> Run {
-    let flags = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
-    let mut simulation = Simulation::new(&shipped::read(None, &flags).unwrap()).unwrap();
+    let mut simulation = simulation();
     (simulation.engines, simulation.round_robin) = (engines, round_robin);
     simulation.header.kv_blocks = KV_TOKENS / simulation.header.block_size / engines;
+    run_on(&simulation, begin, seed)
+}
+
+/// Runs the sessions, which begin within `begin`.
+fn run_on(simulation: &Simulation, begin: Duration, seed: u64) -> Run {
     let prompts: Vec<Arc<[u32]>> = (0..SESSIONS * TURNS).map(|i| prompt(seed, i / TURNS, i % TURNS).into()).collect();
     let random =
         |i: usize, below: Duration| below.mul_f64(rng::bits(seed ^ 1, i as u64) as u32 as f64 / f64::from(u32::MAX));
@@ -82,11 +92,30 @@ fn sessions_over_two_engines_find_their_prefixes_and_wait_no_longer_than_in_turn
     }
 }
 
+/// A cache for a sixth of what all sessions have at their end, so that requests wait for a place in it.
+#[test]
+fn copies_in_host_memory_leave_nothing_to_compute_again() {
+    // What a turn has in common with the one before.
+    let turns = (0..SESSIONS * TURNS).filter(|i| i % TURNS > 0);
+    let common = turns.map(|i| (prompt(1, i / TURNS, i % TURNS - 1).len() + OUTPUT) / 16 * 16);
+    let common: usize = common.sum();
+    let run = |host_tokens| {
+        let mut simulation = simulation();
+        simulation.header.kv_blocks = KV_TOKENS / 4 / simulation.header.block_size;
+        let sizes = TierSizes { host_tokens, host_rate: 300_000.0, disk_tokens: 0, disk_rate: 1.0 };
+        simulation.tiers = (host_tokens > 0).then_some(sizes);
+        let run = run_on(&simulation, Duration::from_secs(2), 1);
+        (run.stats.prefix_hits as f64 / common as f64, p99(&run))
+    };
+    let ([without, slow], [with, fast]) = (<[f64; 2]>::from(run(0)), <[f64; 2]>::from(run(2 * KV_TOKENS)));
+    assert!(without < 0.7, "the cache is large enough: {without}");
+    assert!(with > 0.97 && fast < slow, "{with} of what was computed before was found; {fast} and {slow} ms");
+}
+
 #[test]
 fn twice_the_engines_generate_almost_twice_the_tokens() {
     let rate = |engines: usize| {
-        let flags = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
-        let mut simulation = Simulation::new(&shipped::read(None, &flags).unwrap()).unwrap();
+        let mut simulation = simulation();
         simulation.engines = engines;
         let (lengths, prompt) = (|_| (256, 128), |i: usize| vec![i as u32; 256].into());
         let none = Requests { count: 0, sending: Sending::At(vec![]), lengths: &lengths, prompt: &prompt };

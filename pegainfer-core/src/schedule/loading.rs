@@ -30,6 +30,11 @@ impl Loading {
         }
     }
 
+    /// True if this transfer brings blocks for the sequence itself.
+    pub fn is_for(self, id: TransferId) -> bool {
+        matches!(self, Self::Own(own) | Self::Reading(own) if own == id)
+    }
+
     /// The state when that transfer has ended.
     pub fn ended(self) -> Self {
         match self {

@@ -181,6 +181,7 @@ impl<S: SequenceState> Scheduler<S> {
         self.pool.forget_prefixes();
         self.state.forget_prefixes();
         self.tiers.iter_mut().for_each(Tiers::clear);
+        self.waiting.iter_mut().for_each(|seq| seq.loaded = None);
     }
 
     /// True while any request is waiting or running, or a transfer is not done.
@@ -220,10 +221,12 @@ impl<S: SequenceState> Scheduler<S> {
         &self.state
     }
 
-    /// Ids of the distinct blocks held by running sequences and transfers, ascending; for tests of the pool's
-    /// accounting.
+    /// Ids of the distinct blocks held by running sequences, transfers, and waiting requests for which they were loaded,
+    /// ascending; for tests of the pool's accounting.
     pub fn held_blocks(&self) -> Vec<u32> {
-        let mut ids: Vec<u32> = self.running.iter().flat_map(|seq| seq.table.blocks().iter()).collect();
+        let loaded = self.waiting.iter().filter_map(|seq| seq.loaded.as_ref());
+        let tables = self.running.iter().map(|seq| &seq.table).chain(loaded);
+        let mut ids: Vec<u32> = tables.flat_map(|table| table.blocks().iter()).collect();
         ids.extend(self.tiers.iter().flat_map(Tiers::held_blocks));
         ids.sort_unstable();
         ids.dedup();

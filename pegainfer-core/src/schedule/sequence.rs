@@ -67,6 +67,8 @@ pub(super) struct Sequence<L> {
     pub no_slot_since: Option<u64>,
     /// How far it is with blocks outside the device, while it waits.
     pub loading: Loading,
+    /// While it waits: blocks of its prompt that were loaded, which this keeps on the device.
+    pub loaded: Option<BlockTable>,
     /// Number of its blocks that were offered to be stored outside the device.
     pub offered: usize,
     /// Logits processors of the request, if any.
@@ -142,6 +144,7 @@ impl<L: Default> Sequence<L> {
             adapter_slot: None,
             no_slot_since: None,
             loading: Loading::default(),
+            loaded: None,
             offered: 0,
             logits_processors,
             counted: 0,

@@ -11,7 +11,7 @@ mod front;
 mod gguf;
 mod grouped;
 mod kinds;
-mod late_loads;
+mod loads;
 mod requests;
 mod scheduler;
 mod weights;

@@ -69,15 +69,13 @@ pub(super) struct Read {
     pub work: usize,
 }
 
-/// A state that was loaded.
+/// What a load has brought to the device.
 #[derive(Debug)]
-pub struct LoadedState<K> {
-    /// Holds the blocks before it.
+pub struct Loaded<K> {
+    /// Holds the blocks that were loaded and those before them, as far as their bytes are right.
     pub table: BlockTable,
-    /// Number of tokens before it.
-    pub tokens: usize,
-    /// The state.
-    pub state: K,
+    /// The state after the last of them, if one was loaded.
+    pub state: Option<K>,
 }
 
 /// Pins of a transfer in each of the indexes.

@@ -1,7 +1,7 @@
 //! Blocks that come back to the device for a request.
 
 use super::chain::{Chain, LoadWish, Place};
-use super::in_flight::{InFlight, Load, LoadedState, Read};
+use super::in_flight::{InFlight, Load, Loaded, Read};
 use super::index::TierBlock;
 use super::kept::KeptState;
 use super::rates::Work;
@@ -211,7 +211,7 @@ impl<K: KeptState> Tiers<K> {
         self.start(transfer, InFlight::Read(Read { blocks, states, first, work }))
     }
 
-    pub(super) fn finish_load(&mut self, mut load: Load<K>, done: &TransferDone) -> Option<LoadedState<K>> {
+    pub(super) fn finish_load(&mut self, mut load: Load<K>, done: &TransferDone) -> Option<Loaded<K>> {
         let mut good = 0;
         if let Ok(checksums) = &done.result {
             let is_same = |(slot, sum): &(&u32, &u64)| self.host.checksum(**slot) == Some(**sum);
@@ -227,14 +227,18 @@ impl<K: KeptState> Tiers<K> {
         load.slots.iter().for_each(|slot| self.host.unpin(*slot));
         let state_is_good = self.finish_loaded_state(&load, done);
         let size = self.pool.block_tokens();
-        if !load.forgotten && good > 0 {
+        if load.forgotten {
+            return None;
+        }
+        if good > 0 {
             load.table.register(&load.tokens[..(load.before + good) * size]);
             self.stats.hits += (good * size) as u64;
         }
-        let (state, _) = load.state?;
-        let is_whole = state_is_good && good == load.slots.len() && !load.forgotten;
-        self.stats.loaded_states += u64::from(is_whole);
-        is_whole.then_some(LoadedState { table: load.table, tokens: load.tokens.len(), state })
+        load.table.truncate((load.before + good) * size);
+        let is_whole = state_is_good && good == load.slots.len();
+        let state = load.state.filter(|_| is_whole).map(|(state, _)| state);
+        self.stats.loaded_states += u64::from(state.is_some());
+        Some(Loaded { table: load.table, state })
     }
 
     /// Forgets blocks whose bytes have changed, on the host and on the disk, where they may come from.

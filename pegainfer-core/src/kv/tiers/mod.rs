@@ -28,7 +28,7 @@ mod transfer;
 
 pub use chain::LoadWish;
 pub use checksum::Checksum;
-pub use in_flight::LoadedState;
+pub use in_flight::Loaded;
 pub use index::{SlotIndex, TierBlock};
 pub use kept::KeptState;
 pub use loading::LoadStart;

@@ -1,6 +1,6 @@
 //! The tiers of one engine: what is where, and transfers that are not done.
 
-use super::in_flight::{InFlight, LoadedState, Pins};
+use super::in_flight::{InFlight, Loaded, Pins};
 use super::index::{SlotIndex, TierBlock};
 use super::kept::KeptState;
 use super::rates::{Rates, Work};
@@ -147,8 +147,8 @@ impl<K: KeptState> Tiers<K> {
     }
 
     /// Takes the end of a transfer. Blocks that were stored can be loaded, and blocks that were loaded can be found in
-    /// the pool, up to the first whose checksum is wrong. Returns the state that was loaded, if any.
-    pub fn finish(&mut self, done: TransferDone) -> Option<LoadedState<K>> {
+    /// the pool, up to the first whose checksum is wrong. Returns what was loaded.
+    pub fn finish(&mut self, done: TransferDone) -> Option<Loaded<K>> {
         let kind = self.in_flight.remove(&done.id)?;
         if let Err(why) = &done.result {
             self.stats.failed_transfers += 1;
@@ -198,6 +198,15 @@ impl<K: KeptState> Tiers<K> {
         let own = self.in_flight.get(&id)?.work();
         let Work { load, read } = self.queued();
         self.rates.time(if own.read > 0 { Work { load: 0, read } } else { Work { load, read: 0 } })
+    }
+
+    /// Number of tokens of a prompt that are on the device once a transfer has loaded the last of them; 0 for one that
+    /// loads nothing.
+    pub fn loads(&self, id: TransferId) -> usize {
+        match self.in_flight.get(&id) {
+            Some(InFlight::Load(load)) => load.tokens.len(),
+            _ => 0,
+        }
     }
 
     /// True while a transfer is not done.

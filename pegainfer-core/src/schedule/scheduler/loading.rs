@@ -1,13 +1,15 @@
 //! Blocks outside the device: what is stored there, and requests that wait for what is loaded.
 //!
 //! A waiting request that is next and whose prompt continues in the host tier stays in the queue while those blocks are
-//! loaded, and others run. When they are on the device it is admitted like any request with a cached prefix. It waits
-//! for at most one load of its own; whatever that fails to bring is computed.
+//! loaded, and others run. When they are on the device they are held for it, and it is admitted like any request with a
+//! cached prefix. Whatever a load fails to bring is computed. If a running sequence, or a request before it, needs the
+//! blocks that are held, the request loses them and looks again when its turn comes.
 
 use super::Scheduler;
 use crate::kv::BlockTable;
-use crate::kv::tiers::{LoadStart, LoadWish, LoadedState, Tiers, Transfer, TransferDone, TransferId};
+use crate::kv::tiers::{LoadStart, LoadWish, Loaded, Tiers, Transfer, TransferDone, TransferId};
 use crate::schedule::loading::Loading;
+use crate::schedule::sequence::Sequence;
 use crate::schedule::state::SequenceState;
 use std::time::Duration;
 
@@ -33,10 +35,29 @@ impl<S: SequenceState> Scheduler<S> {
     pub fn finish_transfer(&mut self, done: TransferDone) {
         let Some(tiers) = &mut self.tiers else { return };
         let id = done.id;
-        if let Some(LoadedState { table, tokens, state }) = tiers.finish(done) {
-            self.state.keep(&table, tokens, state);
+        if let Some(Loaded { table, state }) = tiers.finish(done) {
+            if let Some(state) = state {
+                self.state.keep(&table, table.blocks().len() * table.block_tokens(), state);
+            }
+            let mut waiting = self.waiting.iter_mut();
+            if let Some(seq) = waiting.find(|seq| seq.loading.is_for(id)) {
+                seq.loaded = Some(table);
+            }
         }
         self.stop_waiting(id);
+    }
+
+    /// Lets go of the blocks that were loaded for the last waiting request that has some, except for the one at place
+    /// `but`. False if there is none.
+    pub(super) fn release_loaded(&mut self, but: Option<usize>) -> bool {
+        if self.tiers.is_none() {
+            return false;
+        }
+        let has_some = |seq: &Sequence<S::Slot>| seq.loaded.is_some() && seq.loading.transfer().is_none();
+        let mut waiting = self.waiting.iter_mut().enumerate().rev();
+        let Some((_, seq)) = waiting.find(|(at, seq)| Some(*at) != but && has_some(seq)) else { return false };
+        (seq.loaded, seq.loading) = (None, Loading::Unknown);
+        true
     }
 
     /// Requests that wait for this transfer are admitted without it.
@@ -55,8 +76,21 @@ impl<S: SequenceState> Scheduler<S> {
         self.tiers.iter_mut().for_each(|tiers| tiers.computed(tokens, took));
     }
 
+    /// Number of prompt tokens that are computed before those of the waiting sequence at this place: of running
+    /// sequences, and of those before it, without what is being loaded for them.
+    fn tokens_before(&self, at: usize) -> usize {
+        let Some(tiers) = &self.tiers else { return 0 };
+        let running = self.running.iter().map(|seq| seq.remaining()).filter(|tokens| *tokens > 1);
+        let waiting = self.waiting.iter().take(at).filter_map(|seq| {
+            let loaded = tiers.loads(seq.loading.transfer()?);
+            Some(seq.tokens.len().saturating_sub(loaded))
+        });
+        running.chain(waiting).sum()
+    }
+
     /// True if the waiting sequence at this place, which has begun, waits for blocks from now on.
     pub(super) fn waits_for_load(&mut self, at: usize) -> bool {
+        let ahead = self.tokens_before(at);
         let (Some(tiers), Some(seq)) = (&mut self.tiers, self.waiting.get_mut(at)) else { return false };
         // Cached tokens have no prompt logprobs.
         if !matches!(seq.loading, Loading::Unknown | Loading::Read) || seq.prompt_logprobs.is_some() {
@@ -66,7 +100,7 @@ impl<S: SequenceState> Scheduler<S> {
             root: seq.table.root(),
             tokens: &seq.tokens[..seq.before_images()],
             spared: self.running.len(),
-            ahead: self.running.iter().map(|seq| seq.remaining()).filter(|tokens| *tokens > 1).sum(),
+            ahead,
             may_read: seq.loading == Loading::Unknown,
         };
         let usable = |table: &BlockTable| self.state.usable(table, table.blocks().len() * table.block_tokens());

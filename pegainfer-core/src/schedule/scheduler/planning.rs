@@ -249,6 +249,9 @@ impl<S: SequenceState> Scheduler<S> {
     /// reserves the state slots of the new ones.
     fn reserve(&mut self, i: usize, tokens: usize, plan: &mut StepPlan) -> Reservation {
         while self.running[i].table.grow(tokens).is_err() {
+            if self.release_loaded(None) {
+                continue;
+            }
             if self.running.len() - 1 == i {
                 return Reservation::Wait;
             }
@@ -298,17 +301,22 @@ impl<S: SequenceState> Scheduler<S> {
             let Some(at) = self.next_admission(suspect) else { return };
             let Some(seq) = self.waiting.get_mut(at) else { return };
             seq.begin();
-            if suspect.is_none() && self.waits_for_load(at) {
-                continue;
-            }
-            let Some(seq) = self.waiting.get_mut(at) else { return };
             // Cached tokens have no prompt logprobs.
             let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.match_prefix() };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
             let fits = self.waiting.get(at).is_some_and(|seq| self.fits(seq));
+            // What does not fit yet is not loaded yet: blocks for which there is no place would be computed.
+            let waits = fits && suspect.is_none() && self.waits_for_load(at);
             let Some(seq) = self.waiting.get_mut(at) else { return };
+            if waits {
+                seq.release();
+                continue;
+            }
             if !fits {
                 seq.release();
+                if self.release_loaded(Some(at)) {
+                    continue;
+                }
                 self.yielding.blocked = true;
                 return;
             }
@@ -329,6 +337,7 @@ impl<S: SequenceState> Scheduler<S> {
                 tiers.resumed(&seq.table, &seq.tokens[..seq.before_images()], cached);
             }
             (seq.adapter_slot, seq.no_slot_since, seq.loading) = (slot, None, Loading::Unknown);
+            seq.loaded = None;
             self.turns.admitted(seq.request.priority, seq.turn);
             (seq.has_yielded, seq.resumed_at) = (false, seq.tokens.len());
             if !seq.admitted {

@@ -1,10 +1,11 @@
-//! An engine whose loads from host memory do not end.
+//! An engine with copies in host memory: loads that do not end, and loads for which there is no place yet.
 
 use pegainfer_core::engine::{EngineLimits, GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::kv::Naming;
 use pegainfer_core::kv::tiers::{Direction, Tiers, Transfer, TransferDone};
 use pegainfer_core::schedule::{EngineCore, Outcome, Step, StepExecutor, TokenBudget};
 use pegainfer_core::tensor::OpError;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// Draws token 1 and copies at once, except that loads hang if asked to.
@@ -75,11 +76,22 @@ fn engine() -> EngineCore<Instantly> {
     engine
 }
 
-/// Generates a token after six blocks; returns the cached tokens, and how long it took.
-fn generate(engine: &mut EngineCore<Instantly>, id: u64, first: u32) -> (usize, Duration) {
-    engine.add(RequestId(id), GenerateRequest::greedy((first..first + 97).collect::<Vec<u32>>(), 1));
-    let (begun, mut cached) = (Instant::now(), 0);
-    loop {
+/// The prompt of a text: six blocks and a token.
+fn prompt(text: u32) -> Vec<u32> {
+    (100 * text..100 * text + 97).collect()
+}
+
+/// Generates a token after the prompt of a text; returns the cached tokens, and how long it took.
+fn generate(engine: &mut EngineCore<Instantly>, id: u64, text: u32) -> (usize, Duration) {
+    let begun = Instant::now();
+    engine.add(RequestId(id), GenerateRequest::greedy(prompt(text), 1));
+    (run(engine, 1)[&RequestId(id)], begun.elapsed())
+}
+
+/// Runs until so many requests have ended; the cached tokens of each.
+fn run(engine: &mut EngineCore<Instantly>, mut requests: usize) -> HashMap<RequestId, usize> {
+    let (begun, mut cached) = (Instant::now(), HashMap::new());
+    while requests > 0 {
         let events = match engine.plan() {
             Some(admitted) => {
                 engine.launch().unwrap();
@@ -90,15 +102,16 @@ fn generate(engine: &mut EngineCore<Instantly>, id: u64, first: u32) -> (usize, 
                 engine.finish().unwrap()
             }
         };
-        for (_, event) in events {
+        for (id, event) in events {
             match event {
-                TokenEvent::Admitted { cached_tokens } => cached = cached_tokens,
-                TokenEvent::Finished { .. } => return (cached, begun.elapsed()),
+                TokenEvent::Admitted { cached_tokens } => drop(cached.insert(id, cached_tokens)),
+                TokenEvent::Finished { .. } => requests -= 1,
                 _ => {}
             }
         }
         assert!(begun.elapsed() < Duration::from_secs(10), "the request waits for ever");
     }
+    cached
 }
 
 /// Waits for all transfers.
@@ -114,11 +127,11 @@ fn settle(engine: &mut EngineCore<Instantly>) {
 fn a_load_that_does_not_end_is_not_waited_for() {
     let mut engine = engine();
     for text in 0..5 {
-        assert_eq!(generate(&mut engine, text, 100 * text as u32).0, 0);
+        assert_eq!(generate(&mut engine, u64::from(text), text).0, 0);
         settle(&mut engine);
     }
     for text in 0..4 {
-        assert_eq!(generate(&mut engine, 5 + text, 100 * text as u32).0, 96, "loaded");
+        assert_eq!(generate(&mut engine, 5 + u64::from(text), text).0, 96, "loaded");
         settle(&mut engine);
     }
     engine.executor().loads_hang = true;
@@ -130,6 +143,25 @@ fn a_load_that_does_not_end_is_not_waited_for() {
     assert_eq!(hanging.len(), 1);
     engine.executor().loads_hang = false;
     hanging.into_iter().for_each(|transfer| engine.executor().start_transfer(transfer));
+    settle(&mut engine);
+    engine.scheduler().check_blocks().unwrap();
+}
+
+#[test]
+fn blocks_are_loaded_once_there_is_a_place_for_them() {
+    let mut engine = engine();
+    for text in 0..5 {
+        assert_eq!(generate(&mut engine, u64::from(text), text).0, 0);
+        settle(&mut engine);
+    }
+    // Two requests take 17 blocks of 20, and then two more. The next one has to wait for one of them.
+    for (id, len, tokens) in [(5, 160, 30), (6, 97, 30)] {
+        engine
+            .add(RequestId(id), GenerateRequest::greedy((1000 * id as u32..).take(len).collect::<Vec<u32>>(), tokens));
+    }
+    engine.add(RequestId(7), GenerateRequest::greedy(prompt(3), 1));
+    let cached = run(&mut engine, 3);
+    assert_eq!(cached[&RequestId(7)], 96, "its blocks are on the host: {cached:?}");
     settle(&mut engine);
     engine.scheduler().check_blocks().unwrap();
 }
