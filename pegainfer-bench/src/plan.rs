@@ -1,8 +1,10 @@
 //! `pegainfer plan`: prints the recorded ops of one step.
 //!
-//! [`table`](mod@table) prints them, [`times`] adds a ledger's times. [`capacity`]: memory of GPUs instead of ops.
+//! [`table`](mod@table) prints them, [`times`] adds a ledger's times. Instead of ops, [`capacity`] prints the memory of
+//! GPUs, and [`load`] the least times of some requests.
 
 mod capacity;
+mod load;
 mod table;
 pub mod times;
 
@@ -13,6 +15,7 @@ use super::shipped::{self, ShippedArgs};
 use anyhow::{Result, bail};
 use capacity::Capacity;
 use clap::{ArgGroup, Args, Parser, ValueEnum};
+use load::{LoadArgs, LoadLimits};
 use pegainfer_core::ledger::{Ledger, StepLoad};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::speculation::Speculation;
@@ -29,6 +32,7 @@ use times::Times;
 /// Flags of `plan`.
 #[derive(Debug, Clone, Args)]
 #[command(group(ArgGroup::new("times").args(["ledger", "gpu", "model"]).multiple(true)))]
+#[command(group(ArgGroup::new("timed").args(["ledger", "gpu", "model", "concurrency"]).multiple(true)))]
 pub struct PlanArgs {
     /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the ledger's model, or qwen3-tiny,
     /// which is inside the executable]
@@ -53,6 +57,9 @@ pub struct PlanArgs {
     /// Formats of weights and KV cache.
     #[command(flatten)]
     pub formats: FormatArgs,
+    /// Requests instead of a step.
+    #[command(flatten)]
+    pub load: LoadArgs,
     /// Print what fits a GPU with this much memory, such as 24G: sequences, KV cache, tokens of a step
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with_all = ["json", "times"])]
     pub gpu_memory: Option<u64>,
@@ -78,10 +85,10 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub shipped: ShippedArgs,
     /// Memory bandwidth for the least time, in GB/s [default: the datasheet's]
-    #[arg(long, value_name = "GB/S", value_parser = parse_positive, requires = "times")]
+    #[arg(long, value_name = "GB/S", value_parser = parse_positive, requires = "timed")]
     pub read_gbs: Option<f64>,
     /// bf16 rate for the least time, in TFLOP/s [default: the datasheet's]
-    #[arg(long, value_name = "TFLOP/S", value_parser = parse_positive, requires = "times")]
+    #[arg(long, value_name = "TFLOP/S", value_parser = parse_positive, requires = "timed")]
     pub peak_tflops: Option<f64>,
     /// Print every op as JSON instead of a table
     #[arg(long)]
@@ -123,18 +130,27 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         let (ranks, engines) = (args.tensor_parallel_size.get(), args.data_parallel_size.get());
         return print(&Capacity { gpu, ranks, engines, host: args.kv_offloading_size }.to_string());
     }
+    let ranks = ledger.as_ref().map_or(args.tensor_parallel_size.get(), |ledger| ledger.header.ranks);
+    let overrides = args.formats.overrides();
+    let record = |step| engine::record_rank(&model.dir, &overrides, ranks, step);
+    let device = ledger.as_ref().map_or("", |ledger| &ledger.header.device);
+    let peaks = Peaks::given_or_datasheet(args.read_gbs, args.peak_tflops, device);
+    if let Some(limits) = LoadLimits::new(&args.load, args.data_parallel_size.get(), peaks, record)? {
+        return match args.json {
+            true => print_exact(&format!("{:#}\n", serde_json::to_value(limits)?)),
+            false => print(&limits.to_string()),
+        };
+    }
     let (batch, context) = (args.batch.get(), args.context.get());
     let tokens = match args.phase {
         Phase::Decode => 1,
         Phase::Prefill => context,
     };
-    let ranks = ledger.as_ref().map_or(args.tensor_parallel_size.get(), |ledger| ledger.header.ranks);
-    let overrides = args.formats.overrides();
-    let records = engine::record_rank(&model.dir, &overrides, ranks, (batch, tokens, context))?;
+    let records = record((batch, tokens, context))?;
     let load = StepLoad::of_rows(vec![(tokens, context); batch]);
     // A hub model is named by its id, because its directory is in the cache.
     let source = model.hub_id.clone().unwrap_or_else(|| model.to_string());
-    let times = ledger.map(|ledger| times(&ledger, args, &source, &load, &records)).transpose()?;
+    let times = ledger.map(|ledger| times(&ledger, args, &source, peaks, (&load, &records))).transpose()?;
     if args.json {
         let mut plan = json(&records);
         if let Some(times) = times {
@@ -155,13 +171,18 @@ fn model(args: &PlanArgs, ledger: Option<&Ledger>) -> Result<ModelDir> {
 }
 
 /// The ledger's times for a step.
-fn times(ledger: &Ledger, args: &PlanArgs, source: &str, load: &StepLoad, records: &[OpRecord]) -> Result<Times> {
+fn times(
+    ledger: &Ledger,
+    args: &PlanArgs,
+    source: &str,
+    peaks: Peaks,
+    (load, records): (&StepLoad, &[OpRecord]),
+) -> Result<Times> {
     let engine = EngineArgs { formats: args.formats.clone(), ..Defaults::try_parse_from(["plan"])?.engine };
     let kv_cache_dtype = engine.overrides().kv_dtype.name();
     if let Some(other) = other_model(&ledger.header, source, &engine, kv_cache_dtype) {
         bail!("the ledger was measured with {other}: give the --model-path and the formats that it was measured with");
     }
-    let peaks = Peaks::given_or_datasheet(args.read_gbs, args.peak_tflops, &ledger.header.device);
     Ok(Times::new(ledger, load, records, peaks)?)
 }
 

@@ -4,8 +4,8 @@
 //! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: arrivals and prompts of a trace.
 //!   [`sampling`]: sampling profiles. [`cells`]: lengths and concurrencies of public benchmarks.
 //! - [`client`]: the target: this process's engine, or a server through [`http`]. [`target`] starts it.
-//! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the
-//!   recorded ops of a step and the [`peaks`] of the device.
+//! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their [`limits`],
+//!   from the recorded ops of a step and the [`peaks`] of the device.
 //! - [`report`]: table, JSON, and a plot drawn by [`svg`]. [`output`]: where they are written.
 //! - [`agents`]: multi-turn sessions, through [`chat`]. [`command`]: the choice between these and a workload.
 //!
@@ -19,6 +19,7 @@ pub mod chat;
 pub mod client;
 pub mod command;
 pub mod http;
+pub mod limits;
 pub mod output;
 pub mod peaks;
 pub mod percentiles;

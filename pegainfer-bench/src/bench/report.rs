@@ -2,9 +2,10 @@
 
 use super::args::Workload;
 use super::cells::CellsSummary;
+use super::limits::{Limit, Limits};
 use super::percentiles::Percentiles;
 use super::replay::TraceSummary;
-use super::roofline::{Limit, Limits, Roofline};
+use super::roofline::Roofline;
 use super::stats::Figures;
 use super::svg::{Ink, Mark, Panel, Series, render};
 use super::workload::Point;
@@ -195,7 +196,7 @@ impl Report {
         format!(
             "Medians of {}. % roof: the time that memory (m) or compute (c) needs at least, as a percentage of p50; for the \
              rate, its percentage of the limit.\nThe limits are those of the recorded ops: TTFT, the request's own \
-             prefill; TPOT, a decode step at the mean batch size and context.\n{each}memory {:.1} GB/s ({read_source}); {compute}\n",
+             prefill; TPOT, a decode step at the mean batch size and context, with its part of the prompts of other requests.\n{each}memory {:.1} GB/s ({read_source}); {compute}\n",
             plural(runs, "run"),
             read_bytes_s / 1e9
         )

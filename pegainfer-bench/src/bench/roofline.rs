@@ -1,5 +1,6 @@
 //! Roofline: the time of a step's recorded ops if memory bandwidth or arithmetic is the only limit.
 
+use super::limits::{Limits, Load, Work};
 use super::peaks::Peaks;
 use super::stats::Figures;
 use super::workload::Point;
@@ -44,33 +45,6 @@ pub struct Roofline {
     pub peak_source: &'static str,
 }
 
-/// The minimum of a time or the maximum of a rate, and the limiting resource.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Limit {
-    /// Value, in the unit of the metric.
-    pub value: f64,
-    /// Limiting resource: `memory` or `compute`.
-    pub by: &'static str,
-}
-
-/// The limits of the metrics of a point.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Limits {
-    /// TTFT in milliseconds: prefill of the prompt alone, without the tokens found in the prefix cache.
-    pub ttft_ms: Limit,
-    /// TPOT in milliseconds: a decode step of an engine's mean batch size at the mean context length.
-    pub tpot_ms: Limit,
-    /// Generated tokens per second, if steps of that batch size also computed all prefills.
-    pub output_tok_s: Limit,
-}
-
-/// Bytes moved and floating-point operations.
-#[derive(Debug, Clone, Copy)]
-struct Work {
-    bytes: f64,
-    flops: f64,
-}
-
 impl Roofline {
     /// The limits of `exec`, rank 0 of `ranks`, for one engine of the model in `model`, with `overrides`. Given limits
     /// (bytes/s and FLOP/s) are not measured. Call it while no engine is loaded, so that both fit into memory. `device` is the device's name.
@@ -97,42 +71,23 @@ impl Roofline {
         Ok(Self { model, overrides, ranks, engines: 1, read_bytes_s, read_source, peak_flop_s, peak_source })
     }
 
-    /// The limits of a point with the metrics `figures`.
+    /// The limits of a point with the metrics `figures`, at their mean batch size and context length.
     pub fn limits(&self, point: Point, figures: &Figures) -> Result<Limits> {
-        let cached = (figures.cached_tokens as usize).min(point.prompt_len - 1);
-        let prefill = self.step(1, point.prompt_len - cached, point.prompt_len)?;
+        let Point { prompt_len, output_len, .. } = point;
+        let cached = (figures.cached_tokens as usize).min(prompt_len - 1);
         let sequences = figures.decoding.round().max(1.0) as usize;
-        let batch = sequences.div_ceil(self.engines);
-        let decode = self.step(batch, 1, point.prompt_len + point.output_len.div_ceil(2))?;
-        let steps = (point.output_len - 1) as f64 / batch as f64;
-        // A prefill reads no additional weights: the step's decoding sequences need them anyway.
-        let request = Work { bytes: steps * decode.bytes, flops: steps * decode.flops + prefill.flops };
-        let request = self.milliseconds(request);
-        // Engines that decode; an engine has no more than `batch` of the sequences.
-        let busy = sequences as f64 / batch as f64;
-        Ok(Limits {
-            ttft_ms: self.milliseconds(prefill),
-            tpot_ms: self.milliseconds(decode),
-            output_tok_s: Limit { value: busy * point.output_len as f64 * 1e3 / request.value, by: request.by },
-        })
+        let load = Load { sequences, engines: self.engines, output_len };
+        let prefill = self.step(1, prompt_len - cached, prompt_len)?;
+        let decode = self.step(load.batch(), 1, prompt_len + output_len.div_ceil(2))?;
+        let peaks = Peaks { read_bytes_s: Some(self.read_bytes_s), flop_s: self.peak_flop_s };
+        Ok(Limits::new(load, decode, prefill, peaks))
     }
 
     /// Work of a step of `batch` sequences that attend to `context` tokens, the last `tokens` of them new.
     fn step(&self, batch: usize, tokens: usize, context: usize) -> Result<Work> {
         let records = engine::record_rank(&self.model, &self.overrides, self.ranks, (batch, tokens, context))?;
-        Ok(Work {
-            bytes: records.iter().map(|r| r.bytes as f64).sum(),
-            flops: records.iter().map(|r| r.flops as f64).sum(),
-        })
-    }
-
-    fn milliseconds(&self, work: Work) -> Limit {
-        let memory = work.bytes / self.read_bytes_s * 1e3;
-        let compute = self.peak_flop_s.map_or(0.0, |peak| work.flops / peak * 1e3);
-        match compute > memory {
-            true => Limit { value: compute, by: "compute" },
-            false => Limit { value: memory, by: "memory" },
-        }
+        let bytes = records.iter().map(|record| record.bytes as f64).sum();
+        Ok(Work { bytes, flops: records.iter().map(|record| record.flops as f64).sum() })
     }
 }
 
@@ -192,6 +147,7 @@ fn best(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::limits::Limit;
     use crate::bench::stats::{Completion, Measurements};
     use crate::bench::workload::Arrivals;
     use pegainfer_kernels::ops::KvDType;
@@ -244,7 +200,10 @@ mod tests {
         assert!((slow.output_tok_s.value / expected - 1.0).abs() < 1e-9, "{slow:?}");
         // Low arithmetic rate, so everything is compute-bound.
         let weak = limits(&roofline(1e18, Some(1e6)), 0);
-        assert_eq!(weak.tpot_ms, Limit { value: decode.1 / 1e6 * 1e3, by: "compute" });
+        assert_eq!(weak.decode_ms, Limit { value: decode.1 / 1e6 * 1e3, by: "compute" });
+        // While a request computes its other 19 tokens, three others compute their prompts.
+        let expected = (decode.1 + 3.0 / 19.0 * prefill.1) / 1e6 * 1e3;
+        assert!((weak.tpot_ms.value / expected - 1.0).abs() < 1e-9, "{weak:?}");
         let expected = 20.0 / ((19.0 / 4.0 * decode.1 + prefill.1) / 1e6);
         assert!((weak.output_tok_s.value / expected - 1.0).abs() < 1e-9, "{weak:?}");
         // Cached tokens are not computed again.
