@@ -55,6 +55,9 @@ pub fn run(args: &SimArgs) -> Result<()> {
     };
     let mut simulation = Simulation::new(&ledger)?;
     resize(&mut simulation, args);
+    if let Some(sizes) = &mut simulation.tiers {
+        sizes.state_tokens = setup::state_tokens(&ledger)?;
+    }
     simulation.check()?;
     if let Some(warning) = &warning {
         stderr::print(warning);
@@ -95,6 +98,7 @@ fn resize(simulation: &mut Simulation, args: &SimArgs) {
         host_rate: args.kv_offloading_rate,
         disk_tokens: args.kv_disk_tokens.map_or(0, NonZeroUsize::get),
         disk_rate: args.kv_disk_rate,
+        state_tokens: 0,
     });
     let header = &mut simulation.header;
     header.max_num_seqs = args.max_num_seqs.map_or(header.max_num_seqs, usize::from);

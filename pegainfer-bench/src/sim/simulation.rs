@@ -49,10 +49,6 @@ impl Simulation {
              a token in every step"
         );
         ensure!(kv_blocks > 0, "--kv-cache-tokens is less than a block of {} tokens", self.header.block_size);
-        ensure!(
-            self.tiers.is_none() || self.header.state.is_none(),
-            "--kv-offloading-tokens: copies of recurrent states are not simulated; choose a model without them"
-        );
         let asked = kv_blocks.saturating_mul(self.header.block_size);
         self.header
             .check()

@@ -124,7 +124,7 @@ fn evicted_blocks_are_loaded_when_that_is_faster() {
     let plain = run(None).unwrap();
     // The pool still has the first three blocks of the other prompt.
     assert!(first(&plain)[2..].iter().all(|ms| (40.0..41.0).contains(ms)), "{:?}", first(&plain));
-    let sizes = TierSizes { host_tokens: 1024, host_rate: 100_000.0, disk_tokens: 0, disk_rate: 1.0 };
+    let sizes = TierSizes { host_tokens: 1024, host_rate: 100_000.0, disk_tokens: 0, disk_rate: 1.0, state_tokens: 0 };
     let loaded = run(Some(sizes)).unwrap();
     // 25 blocks in 4 ms, and a token that is computed in 1 ms.
     assert!(first(&loaded)[2..].iter().all(|ms| (4.0..6.0).contains(ms)), "{:?}", first(&loaded));
@@ -137,10 +137,6 @@ fn evicted_blocks_are_loaded_when_that_is_faster() {
     let read = run(Some(file)).unwrap();
     assert!(first(&read)[2..].iter().all(|ms| (9.0..25.0).contains(ms)), "{:?}", first(&read));
     assert!(read.stats.tiers.read_blocks > 0);
-    let hybrid = StateConfig { sequences: 4, snapshots: 2, interval: 256, block_tokens: 16, within_chunks: true };
-    let mut refused = Simulation::new(&self::ledger(1, Some(hybrid))).unwrap();
-    refused.tiers = Some(sizes);
-    assert!(refused.check().unwrap_err().to_string().starts_with("--kv-offloading-tokens: "));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Places beyond the simulated device that keep KV blocks, with links of a fixed rate.
+//! Places beyond the simulated device that keep KV blocks and recurrent states, with links of a fixed rate.
 
 use pegainfer_core::kv::tiers::{Direction, Transfer, TransferDone};
 use std::time::Duration;
@@ -14,6 +14,18 @@ pub struct TierSizes {
     pub disk_tokens: usize,
     /// Rate of the file.
     pub disk_rate: f64,
+    /// Tokens that are as large as a recurrent state; 0 for a model without. States then have half of each place.
+    pub state_tokens: usize,
+}
+
+impl TierSizes {
+    /// Blocks and states that a place for `tokens` tokens holds.
+    pub fn slots(self, tokens: usize, block_tokens: usize) -> (usize, usize) {
+        match self.state_tokens {
+            0 => (tokens / block_tokens, 0),
+            state_tokens => (tokens / 2 / block_tokens, tokens / 2 / state_tokens),
+        }
+    }
 }
 
 /// Transfers in flight. Each of the three links, to the host, to the device and to the file, carries one transfer at a
@@ -35,7 +47,8 @@ impl Links {
 
     /// Starts a transfer at `now`. Copies of the device begin when it has ended the steps before, at `device_free`.
     pub fn start(&mut self, transfer: &Transfer, now: Duration, device_free: Duration) {
-        let tokens = (transfer.blocks.len() * self.block_tokens) as f64;
+        let Transfer { blocks, states, .. } = transfer;
+        let tokens = (blocks.len() * self.block_tokens + states.len() * self.sizes.state_tokens) as f64;
         let (link, ready, seconds) = match transfer.direction {
             Direction::Store => (0, now.max(device_free), tokens / self.sizes.host_rate),
             Direction::Load => (1, now.max(device_free), tokens / self.sizes.host_rate),
@@ -46,7 +59,7 @@ impl Links {
         let took = Duration::from_secs_f64(seconds);
         self.free_at[link] = begin + took;
         // All blocks have the same bytes, none.
-        let sums = vec![0; transfer.blocks.len() + transfer.states.len()];
+        let sums = vec![0; blocks.len() + states.len()];
         self.in_flight.push((begin + took, TransferDone { id: transfer.id, result: Ok(sums), took }));
     }
 

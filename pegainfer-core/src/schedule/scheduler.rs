@@ -338,7 +338,7 @@ impl<S: SequenceState> Scheduler<S> {
                 if let Some(tiers) = &mut self.tiers {
                     let tokens = &seq.tokens[..seq.before_images()];
                     tiers.offer(&seq.table, tokens, &mut seq.offered);
-                    tiers.offer_states(&seq.table, tokens, self.state.take_new());
+                    tiers.offer_states(&seq.table, tokens, seq.prompt_len, self.state.take_new());
                 }
             }
             let mut drawn = 0;

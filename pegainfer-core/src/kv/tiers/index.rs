@@ -40,6 +40,8 @@ struct Entry {
     forgotten: bool,
     /// Time of the last use.
     used: u64,
+    /// True if it is evicted before those that are not.
+    spare: bool,
     /// Next slot in the bucket, or [`NONE`].
     next: u32,
 }
@@ -47,8 +49,12 @@ struct Entry {
 /// An entry: its slot, and when it was made, which tells it from later ones of that slot.
 type Born = (u32, u64);
 
+/// Place in the order of evictions: spare blocks first, then by the time of their last use.
+type Order = (bool, u64, u32);
+
 /// The slots of a tier, each empty or with one block. Blocks are found by name; their parents and tokens are compared,
-/// too. Evicts the least recently used block that no other block follows, so that no block outlives the one before it.
+/// too. Evicts the least recently used block that no other block follows, so that no block outlives the one before it, and
+/// spare ones first.
 #[derive(Debug)]
 pub struct SlotIndex {
     /// First slot of each bucket, or [`NONE`]. A `HashMap` would stop to rehash now and then.
@@ -58,8 +64,8 @@ pub struct SlotIndex {
     tokens: Vec<u32>,
     block_tokens: usize,
     free: Vec<u32>,
-    /// Filled slots without pins and children, by the time of their last use.
-    evictable: BTreeSet<(u64, u32)>,
+    /// Filled slots without pins and children, in the order of their eviction.
+    evictable: BTreeSet<Order>,
     now: u64,
 }
 
@@ -160,6 +166,11 @@ impl SlotIndex {
         self.update(slot, |entry| entry.used = now);
     }
 
+    /// Whether the block of a slot is evicted before those that are not spare.
+    pub fn set_spare(&mut self, slot: u32, spare: bool) {
+        self.update(slot, |entry| entry.spare = spare);
+    }
+
     /// Takes a slot for a block that no slot knows, evicting another block if none is free. The slot is pinned and
     /// found once it is [`filled`](Self::fill). `None` if all others are in use.
     pub fn insert(&mut self, block: TierBlock<'_>) -> Option<(u32, Option<ContentName>)> {
@@ -193,6 +204,7 @@ impl SlotIndex {
             checksum: None,
             forgotten: false,
             used: self.now,
+            spare: false,
             next,
         });
     }
@@ -201,7 +213,7 @@ impl SlotIndex {
         if let Some(slot) = self.free.pop() {
             return Some((slot, None));
         }
-        let (_, slot) = self.evictable.first().copied()?;
+        let (_, _, slot) = self.evictable.first().copied()?;
         let name = self.entry(slot)?.name;
         self.remove(slot);
         Some((self.free.pop()?, Some(name)))
@@ -229,8 +241,9 @@ impl SlotIndex {
     /// Empties a slot. Blocks that follow stay: they are found where the block before them is on the device. Returns
     /// the name; `None` if the slot is empty or still pinned.
     pub fn remove(&mut self, slot: u32) -> Option<ContentName> {
-        let Entry { name, parent_entry, used, next, .. } = self.entry(slot).copied().filter(|entry| entry.pins == 0)?;
-        self.evictable.remove(&(used, slot));
+        let entry = self.entry(slot).copied().filter(|entry| entry.pins == 0)?;
+        let Entry { name, parent_entry, next, .. } = entry;
+        self.evictable.remove(&entry.order(slot));
         let bucket = self.bucket(name);
         if self.buckets[bucket] == slot {
             self.buckets[bucket] = next;
@@ -289,7 +302,7 @@ impl SlotIndex {
             if children != entry.children as usize {
                 return Err(format!("slot {slot} has {children} children instead of {}", entry.children));
             }
-            if self.evictable.contains(&(entry.used, slot)) != is_evictable(entry) {
+            if self.evictable.contains(&entry.order(slot)) != is_evictable(entry) {
                 return Err(format!("slot {slot} is not evictable when it should be, or is when it should not"));
             }
         }
@@ -311,11 +324,11 @@ impl SlotIndex {
     fn update(&mut self, slot: u32, change: impl FnOnce(&mut Entry)) {
         let Some(entry) = self.entries.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         if is_evictable(entry) {
-            self.evictable.remove(&(entry.used, slot));
+            self.evictable.remove(&entry.order(slot));
         }
         change(entry);
         if is_evictable(entry) {
-            self.evictable.insert((entry.used, slot));
+            self.evictable.insert(entry.order(slot));
         }
     }
 
@@ -348,6 +361,12 @@ impl SlotIndex {
             slot = entry.next;
         }
         None
+    }
+}
+
+impl Entry {
+    fn order(&self, slot: u32) -> Order {
+        (!self.spare, self.used, slot)
     }
 }
 

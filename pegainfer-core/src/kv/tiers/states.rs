@@ -31,8 +31,10 @@ impl<K: KeptState> Tiers<K> {
         self.stats.state_disk_slots = slots;
     }
 
-    /// Starts to store states of a sequence that no slot has, each after a number of its `tokens`.
-    pub fn offer_states(&mut self, table: &BlockTable, tokens: &[u32], new: Vec<(usize, K)>) {
+    /// Starts to store states of a sequence that no slot has, each after a number of its `tokens`, of which the first
+    /// `prompt_len` are its prompt.
+    pub fn offer_states(&mut self, table: &BlockTable, tokens: &[u32], prompt_len: usize, new: Vec<(usize, K)>) {
+        let size = self.pool.block_tokens();
         let Some(states) = &mut self.states else { return };
         let (mut copies, mut slots, mut held, mut again) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (end, state) in new {
@@ -42,6 +44,10 @@ impl<K: KeptState> Tiers<K> {
                 continue;
             }
             let Some(slot) = states.insert(block) else { continue };
+            // The next turn of a conversation may go on from the end of the prompt, without what was generated.
+            if end <= prompt_len {
+                states.supersede(&table.names()[..end / size]);
+            }
             copies.push(BlockCopy { block: state.slot(), slot });
             slots.push(slot);
             held.push(state);
