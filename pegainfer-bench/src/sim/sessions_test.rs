@@ -121,6 +121,36 @@ fn copies_in_host_memory_leave_nothing_to_compute_again() {
     }
 }
 
+/// A state of Qwen3.5-4B is as large as 1,600 tokens, so that the device keeps few of them, but enough for each session.
+#[test]
+fn the_end_of_each_conversation_keeps_its_state() {
+    let run = run_on(&simulation("qwen3.5-4b"), Duration::from_secs(2), 1);
+    let turns = (0..SESSIONS * TURNS).filter(|i| i % TURNS > 0);
+    let common: usize = turns.map(|i| prompt(1, i / TURNS, i % TURNS - 1).len() / 16 * 16).sum();
+    let found = run.stats.prefix_hits as f64 / common as f64;
+    assert!(found > 0.95, "{found} of what was computed before was found");
+}
+
+/// Single questions with the same long instructions: the first two requests of each kind compute these, others resume
+/// behind them.
+#[test]
+fn prompts_that_begin_alike_share_a_state_where_they_part() {
+    const KINDS: usize = 48;
+    const REQUESTS: usize = 480;
+    let prompt = |i: usize| -> Arc<[u32]> {
+        let (kind, own) = ((i % KINDS) as u32, i as u32);
+        (0..2008).map(|at| 10_000 + 50 * kind + at % 47).chain((0..500).map(|at| 50_000 + 50 * own + at % 43)).collect()
+    };
+    let times = (0..REQUESTS).map(|i| Duration::from_millis(100) * i as u32).collect();
+    let lengths = |_: usize| (2508, 40);
+    let none = Requests { count: 0, sending: Sending::At(vec![]), lengths: &lengths, prompt: &prompt };
+    let requests = Requests { count: REQUESTS, sending: Sending::At(times), lengths: &lengths, prompt: &prompt };
+    let run = simulation("qwen3.5-4b").run(&none, &requests, FrontEnd::default(), false).unwrap();
+    // At least up to the last multiple of the interval.
+    let least = (REQUESTS - 2 * KINDS) * 1792;
+    assert!(run.stats.prefix_hits as usize >= least, "{} of {least} tokens were found", run.stats.prefix_hits);
+}
+
 #[test]
 fn twice_the_engines_generate_almost_twice_the_tokens() {
     let rate = |engines: usize| {

@@ -23,8 +23,8 @@ struct Slots {
     free: Vec<u32>,
     /// Slots with a snapshot, by the name of its prefix, see `BlockTable::prefix`.
     snapshots: HashMap<u64, u32>,
-    /// Slots with a snapshot and no holder, least recently used first.
-    idle: BTreeMap<u64, u32>,
+    /// Slots with a snapshot and no holder, in the order of their eviction.
+    idle: BTreeMap<Order, u32>,
     clock: u64,
 }
 
@@ -37,8 +37,21 @@ struct Slot {
 #[derive(Debug)]
 struct Snapshot {
     prefix: u64,
-    /// Time of creation or last use; its key among the idle ones.
+    /// Time of creation or last use.
     used: u64,
+    /// True if a sequence resumed from it, or is expected to.
+    is_wanted: bool,
+    /// True if it is evicted before those that are not.
+    is_spare: bool,
+}
+
+/// Place in the order of evictions: spare snapshots first, then by the time of their last use.
+type Order = (bool, u64);
+
+impl Snapshot {
+    fn order(&self) -> Order {
+        (!self.is_spare, self.used)
+    }
 }
 
 impl Slots {
@@ -46,7 +59,7 @@ impl Slots {
     fn drop_snapshot(&mut self, id: u32) {
         if let Some(snapshot) = self.slots[id as usize].snapshot.take() {
             self.snapshots.remove(&snapshot.prefix);
-            self.idle.remove(&snapshot.used);
+            self.idle.remove(&snapshot.order());
         }
     }
 
@@ -55,16 +68,23 @@ impl Slots {
         let id = *self.snapshots.get(&prefix)?;
         self.clock += 1;
         if let Some(snapshot) = &mut self.slots[id as usize].snapshot {
-            self.idle.remove(&snapshot.used);
+            self.idle.remove(&snapshot.order());
             snapshot.used = self.clock;
         }
         Some(id)
     }
 
+    /// A sequence resumes from the snapshot of a slot that is not idle, or is expected to.
+    fn want(&mut self, id: u32) {
+        if let Some(snapshot) = &mut self.slots[id as usize].snapshot {
+            (snapshot.is_wanted, snapshot.is_spare) = (true, false);
+        }
+    }
+
     /// Makes a slot free or idle if it has no holder.
     fn release(&mut self, id: u32) {
         match &self.slots[id as usize] {
-            Slot { holders: 0, snapshot: Some(snapshot) } => drop(self.idle.insert(snapshot.used, id)),
+            Slot { holders: 0, snapshot: Some(snapshot) } => drop(self.idle.insert(snapshot.order(), id)),
             Slot { holders: 0, snapshot: None } => self.free.push(id),
             _ => {}
         }
@@ -90,7 +110,7 @@ impl SlotPool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A slot of undefined contents, if necessary that of the least recently used idle snapshot.
+    /// A slot of undefined contents, if necessary that of an idle snapshot: a spare one, or the least recently used.
     pub fn allocate(&self) -> Option<SlotRef> {
         let slots = &mut *self.lock();
         let id = match slots.free.pop() {
@@ -109,6 +129,7 @@ impl SlotPool {
     pub fn find(&self, prefix: u64) -> Option<SlotRef> {
         let slots = &mut *self.lock();
         let id = slots.touch(prefix)?;
+        slots.want(id);
         slots.slots[id as usize].holders += 1;
         Some(SlotRef { id, pool: self.clone() })
     }
@@ -126,9 +147,27 @@ impl SlotPool {
             None => {
                 slots.clock += 1;
                 slots.drop_snapshot(slot.id);
-                slots.slots[slot.id as usize].snapshot = Some(Snapshot { prefix, used: slots.clock });
+                let snapshot = Snapshot { prefix, used: slots.clock, is_wanted: false, is_spare: false };
+                slots.slots[slot.id as usize].snapshot = Some(snapshot);
                 slots.snapshots.insert(prefix, slot.id);
             }
+        }
+    }
+
+    /// The snapshot in `slot`, which the caller holds, is as good as one from which a sequence resumed.
+    pub fn want(&self, slot: &SlotRef) {
+        self.lock().want(slot.id);
+    }
+
+    /// A later snapshot of the same text was made: the one of this prefix is spare, unless a sequence resumed from it.
+    pub fn supersede(&self, prefix: u64) {
+        let slots = &mut *self.lock();
+        let Some(&id) = slots.snapshots.get(&prefix) else { return };
+        let Some(snapshot) = &mut slots.slots[id as usize].snapshot else { return };
+        let was_idle = slots.idle.remove(&snapshot.order()).is_some();
+        snapshot.is_spare = !snapshot.is_wanted;
+        if was_idle {
+            slots.idle.insert(snapshot.order(), id);
         }
     }
 

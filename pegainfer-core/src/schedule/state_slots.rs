@@ -7,7 +7,14 @@
 //!
 //! Snapshots are found by the name of their prefix in the KV pool. A prefix hit is as long as the longest snapshot
 //! allows. Slots that neither a sequence nor a snapshot holds are free; the least recently used snapshot is evicted
-//! first. A snapshot never takes a slot that a sequence without one may need, so snapshots do not keep prompts out of a
+//! first.
+//!
+//! If snapshots can be made within chunks, those in the middle of a prompt or of an output from which nobody resumed are
+//! evicted before all others: a conversation resumes at the last one of a prompt or of its output. Prompts that only
+//! begin alike, such as those with one system prompt, are told by their KV: where a prompt leaves the blocks of
+//! another one far behind a snapshot, one is made and not evicted before others.
+//!
+//! A snapshot never takes a slot that a sequence without one may need, so snapshots do not keep prompts out of a
 //! step. A sequence that still gets no slot waits for the next step. That cannot last, because sequences hold at most
 //! one slot each between steps, and there is at least one more.
 
@@ -41,6 +48,12 @@ pub struct SequenceSlots {
     targets: Vec<Target>,
     /// Snapshots that steps in flight make, by the number of tokens.
     pending: Vec<(usize, SlotRef)>,
+    /// Number of tokens of its prompt.
+    prompt_len: usize,
+    /// Where its prompt leaves the blocks of another one, if that is far behind the snapshot it resumes from.
+    branch: Option<usize>,
+    /// Prefixes of its last snapshots within the prompt and behind it.
+    last: [Option<u64>; 2],
 }
 
 /// The end of a segment.
@@ -81,10 +94,11 @@ impl StateSlots {
     }
 
     /// True if the state after `tokens` tokens is kept.
-    fn keeps(&self, prompt_len: usize, tokens: usize) -> bool {
+    fn keeps(&self, slots: &SequenceSlots, tokens: usize) -> bool {
         let StateConfig { interval, block_tokens, .. } = self.config;
-        let end_of_prompt = prompt_len.saturating_sub(1) / block_tokens * block_tokens;
-        interval > 0 && tokens > 0 && (tokens.is_multiple_of(interval) || tokens == end_of_prompt)
+        let end_of_prompt = slots.prompt_len.saturating_sub(1) / block_tokens * block_tokens;
+        let is_kept = tokens.is_multiple_of(interval.max(1)) || tokens == end_of_prompt || slots.branch == Some(tokens);
+        interval > 0 && tokens > 0 && is_kept
     }
 
     /// A slot for a snapshot, unless sequences without a slot may need all available ones.
@@ -135,6 +149,9 @@ impl SequenceState for StateSlots {
 
     fn resume(&mut self, slots: &mut SequenceSlots, table: &mut BlockTable, cached: usize) -> usize {
         let tokens = self.usable(table, cached);
+        let StateConfig { interval, block_tokens, within_chunks, .. } = self.config;
+        let branch = cached / block_tokens * block_tokens;
+        slots.branch = (within_chunks && branch > tokens + interval).then_some(branch);
         slots.current = table.prefix(tokens).and_then(|prefix| self.pool.find(prefix));
         table.truncate(tokens);
         tokens
@@ -154,18 +171,20 @@ impl SequenceState for StateSlots {
         tokens: Range<usize>,
     ) -> Result<(), OutOfSlots> {
         slots.targets.clear();
+        slots.prompt_len = prompt_len;
         // Before the snapshots, because nothing can run without it.
         let slot = self.next_slot(slots).ok_or(OutOfSlots)?;
         slots.holder.get_or_insert_with(|| self.holders.clone());
         if self.config.within_chunks {
             let size = self.config.block_tokens;
             let boundaries = ((tokens.start / size + 1) * size..tokens.end).step_by(size);
-            for end in boundaries.filter(|end| self.keeps(prompt_len, *end)) {
+            for end in boundaries.filter(|end| self.keeps(slots, *end)).collect::<Vec<_>>() {
                 let Some(slot) = self.allocate_snapshot() else { break };
                 slots.targets.push(Target { end, slot, is_snapshot: true });
             }
         }
-        slots.targets.push(Target { end: tokens.end, slot, is_snapshot: self.keeps(prompt_len, tokens.end) });
+        let is_snapshot = self.keeps(slots, tokens.end);
+        slots.targets.push(Target { end: tokens.end, slot, is_snapshot });
         Ok(())
     }
 
@@ -214,10 +233,16 @@ impl SequenceState for StateSlots {
 
     fn commit(&mut self, slots: &mut SequenceSlots, table: &BlockTable, computed: usize) {
         for (tokens, slot) in slots.pending.extract_if(.., |(tokens, _)| *tokens <= computed) {
-            if let Some(prefix) = table.prefix(tokens) {
-                self.pool.add_snapshot(prefix, &slot);
-                self.new.iter_mut().for_each(|new| new.push((tokens, slot.clone())));
+            let Some(prefix) = table.prefix(tokens) else { continue };
+            self.pool.add_snapshot(prefix, &slot);
+            if slots.branch == Some(tokens) {
+                self.pool.want(&slot);
             }
+            let last = slots.last[usize::from(tokens > slots.prompt_len)].replace(prefix);
+            if let Some(last) = last.filter(|last| self.config.within_chunks && *last != prefix) {
+                self.pool.supersede(last);
+            }
+            self.new.iter_mut().for_each(|new| new.push((tokens, slot.clone())));
         }
     }
 

@@ -304,6 +304,10 @@ impl<S: SequenceState> Scheduler<S> {
             // Cached tokens have no prompt logprobs.
             let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.match_prefix() };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
+            // The state behind them may have left the device again.
+            if seq.loaded.as_ref().is_some_and(|loaded| cached + 1 < loaded.blocks().len() * loaded.block_tokens()) {
+                seq.loaded = None;
+            }
             let fits = self.waiting.get(at).is_some_and(|seq| self.fits(seq));
             // What does not fit yet is not loaded yet: blocks for which there is no place would be computed.
             let waits = fits && suspect.is_none() && self.waits_for_load(at);
