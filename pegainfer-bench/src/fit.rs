@@ -9,6 +9,7 @@ use super::bench::args::parse_positive;
 use super::bench::peaks::Peaks;
 use super::bench::roofline;
 use super::cards::{self, CARDS, Card};
+use crate::defaults::Defaults;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser};
 use pegainfer_kernels::cuda;
@@ -55,13 +56,6 @@ pub struct FitArgs {
     /// bf16 rate of a card that is not known, in TFLOP/s
     #[arg(long, value_name = "TFLOP/S", value_parser = parse_positive)]
     pub peak_tflops: Option<f64>,
-}
-
-/// The engine's flags, for their defaults.
-#[derive(Parser)]
-struct Defaults {
-    #[command(flatten)]
-    engine: EngineArgs,
 }
 
 /// A device that a model may run on.

@@ -35,6 +35,7 @@
 pub mod anchor;
 pub mod bench;
 pub mod cards;
+mod defaults;
 pub mod eval;
 pub mod fit;
 pub mod in_process;

@@ -12,6 +12,7 @@ use super::bench::args::parse_positive;
 use super::bench::peaks::Peaks;
 use super::ledger_origin::other_model;
 use super::shipped::{self, ShippedArgs};
+use crate::defaults::Defaults;
 use anyhow::{Result, bail};
 use capacity::Capacity;
 use clap::{ArgGroup, Args, Parser, ValueEnum};
@@ -93,13 +94,6 @@ pub struct PlanArgs {
     /// Print every op as JSON instead of a table
     #[arg(long)]
     pub json: bool,
-}
-
-/// The engine's flags, for their defaults.
-#[derive(Parser)]
-struct Defaults {
-    #[command(flatten)]
-    engine: EngineArgs,
 }
 
 /// Kind of the planned step.

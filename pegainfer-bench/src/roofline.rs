@@ -2,6 +2,7 @@
 
 use crate::bench::peaks::Peaks;
 use crate::cards::{self, CARDS, Card};
+use crate::defaults::Defaults;
 use crate::shipped::ShippedArgs;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -29,13 +30,6 @@ pub struct Roofline<'a> {
     pub ranks: usize,
     /// Rates of a card.
     pub peaks: Peaks,
-}
-
-/// The engine's flags, for their defaults.
-#[derive(Parser)]
-struct Defaults {
-    #[command(flatten)]
-    engine: EngineArgs,
 }
 
 impl Roofline<'_> {

@@ -1,6 +1,7 @@
 //! The least times and the highest rate of a load, from the work of its steps and the rates of a device.
 
 use super::peaks::Peaks;
+use pegainfer_core::record::OpRecord;
 use serde::Serialize;
 use std::ops::{Add, Mul};
 
@@ -45,6 +46,14 @@ pub struct Load {
     pub engines: usize,
     /// Generated tokens of a request.
     pub output_len: usize,
+}
+
+impl Work {
+    /// The work of these ops.
+    pub fn of(records: &[OpRecord]) -> Self {
+        let bytes = records.iter().map(|record| record.bytes as f64).sum();
+        Self { bytes, flops: records.iter().map(|record| record.flops as f64).sum() }
+    }
 }
 
 impl Limits {

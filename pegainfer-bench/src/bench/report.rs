@@ -196,7 +196,8 @@ impl Report {
         format!(
             "Medians of {}. % roof: the time that memory (m) or compute (c) needs at least, as a percentage of p50; for the \
              rate, its percentage of the limit.\nThe limits are those of the recorded ops: TTFT, the request's own \
-             prefill; TPOT, a decode step at the mean batch size and context, with its part of the prompts of other requests.\n{each}memory {:.1} GB/s ({read_source}); {compute}\n",
+             prefill; TPOT, a decode step at the mean batch size and context, with its part of the prompts of other \
+             requests.\n{each}memory {:.1} GB/s ({read_source}); {compute}\n",
             plural(runs, "run"),
             read_bytes_s / 1e9
         )

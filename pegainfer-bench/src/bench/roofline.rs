@@ -86,8 +86,7 @@ impl Roofline {
     /// Work of a step of `batch` sequences that attend to `context` tokens, the last `tokens` of them new.
     fn step(&self, batch: usize, tokens: usize, context: usize) -> Result<Work> {
         let records = engine::record_rank(&self.model, &self.overrides, self.ranks, (batch, tokens, context))?;
-        let bytes = records.iter().map(|record| record.bytes as f64).sum();
-        Ok(Work { bytes, flops: records.iter().map(|record| record.flops as f64).sum() })
+        Ok(Work::of(&records))
     }
 }
 

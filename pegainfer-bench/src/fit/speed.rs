@@ -2,6 +2,7 @@
 
 use crate::bench::peaks::Peaks;
 use crate::bench::report::number;
+use crate::defaults::Defaults;
 use crate::ledger_origin::other_model;
 use crate::roofline::Roofline;
 use crate::shipped::{self, ShippedArgs};
@@ -43,13 +44,6 @@ struct Row {
     step_us: f64,
     /// Microseconds of the prefill of one prompt; NaN if unknown.
     prefill_us: f64,
-}
-
-/// The engine's flags, for their defaults.
-#[derive(Parser)]
-struct Defaults {
-    #[command(flatten)]
-    engine: EngineArgs,
 }
 
 impl Speed {

@@ -61,7 +61,7 @@ impl fmt::Display for Capacity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Defaults;
+    use crate::defaults::Defaults;
     use clap::Parser;
     use pegainfer_models::engine;
     use pegainfer_testing::model_dir;

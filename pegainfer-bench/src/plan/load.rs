@@ -49,17 +49,13 @@ impl LoadLimits {
             return Ok(None);
         };
         let (Some(read_bytes_s), Some(peak_flop_s)) = (peaks.read_bytes_s, peaks.flop_s) else {
-            bail!("the rates of the device are not known: give --read-gbs and --peak-tflops");
+            bail!("the peak rates of the device are not known: give --read-gbs and --peak-tflops");
         };
         let (concurrency, prompt_len, output_len) = (concurrency.get(), prompt.get(), output.get());
         let load = Load { sequences: concurrency, engines, output_len };
         // The mean context of a request that decodes.
         let context = prompt_len + output_len.div_ceil(2);
-        let mut work = |step| -> Result<Work> {
-            let records = record(step)?;
-            let flops = records.iter().map(|record| record.flops as f64).sum();
-            Ok(Work { bytes: records.iter().map(|record| record.bytes as f64).sum(), flops })
-        };
+        let mut work = |step| anyhow::Ok(Work::of(&record(step)?));
         let (decode, prefill) = (work((load.batch(), 1, context))?, work((1, prompt_len, prompt_len))?);
         let limits = Limits::new(load, decode, prefill, peaks);
         Ok(Some(Self { concurrency, prompt_len, output_len, read_bytes_s, peak_flop_s, limits }))
@@ -128,7 +124,7 @@ mod tests {
     fn a_load_needs_its_lengths_and_rates() {
         let load = ["--concurrency", "2", "--prompt-len", "20", "--output-len", "2"];
         let error = limits(&load, Peaks::default()).unwrap_err().to_string();
-        assert_eq!(error, "the rates of the device are not known: give --read-gbs and --peak-tflops");
+        assert_eq!(error, "the peak rates of the device are not known: give --read-gbs and --peak-tflops");
         assert!(limits(&load[..4], Peaks::default()).is_err());
         assert!(limits(&[&load[..], &["--batch", "3"]].concat(), Peaks::default()).is_err());
         assert!(limits(&[], Peaks::default()).unwrap().is_none());

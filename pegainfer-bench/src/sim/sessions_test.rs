@@ -1,5 +1,6 @@
 //! Sessions of several turns over several engines: prefix hits and waits, against one large engine and against engines
-//! that get requests in turn. The engines are Qwen3-4B on an H200, by the ledger inside this program.
+//! that get requests in turn; and over one whose cache is too small. The engines are Qwen3-4B and Qwen3.5-4B on an H200, by
+//! the ledgers inside this program.
 
 use super::simulation::Simulation;
 use super::tiers::TierSizes;

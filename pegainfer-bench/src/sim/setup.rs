@@ -2,6 +2,7 @@
 
 use super::device::SimulatedDevice;
 use super::tiers::{Links, TierSizes};
+use crate::defaults::Defaults;
 use anyhow::{Context, Result};
 use clap::Parser;
 use pegainfer_core::engine::EngineLimits;
@@ -14,13 +15,6 @@ use pegainfer_models::{engine, model_path};
 
 /// Bytes of a GPU that any model fits.
 const LARGE: u64 = 1 << 42;
-
-/// The engine's flags, for their defaults.
-#[derive(Parser)]
-struct Defaults {
-    #[command(flatten)]
-    engine: EngineArgs,
-}
 
 /// An engine over a simulated device, with the sizes of `header`, and copies of KV blocks of these sizes.
 pub fn engine<S: SequenceState>(
